@@ -1,0 +1,65 @@
+// Communicator: the only way in which ranks meet. Public: an embedder can bring its own (see also ringspan_c.h, where it is a
+// struct of callbacks).
+//
+// Contract
+//  - Per (source, destination, round) at most one message; contiguous, never empty, the same size at both ends; both ends
+//    use the same round number. Within a pair messages match in the order in which they were posted; the round number is
+//    carried only to check that.
+//  - post() never blocks on a peer. A posted buffer belongs to the transport until wait() of its request or abort() returns.
+//  - wait() drives progress, returns when every message of the request is complete, and throws CommError when a peer died,
+//    sent something unexpected, or showed no sign of life for longer than the deadline. progress() is a sign of life: it is
+//    called about every millisecond while computing.
+//  - After an error the communicator stays failed: every later call throws the same error. abort() tells the peers.
+//  - One thread drives a communicator; duplicate() gives an independent one over the same ranks (collective call).
+//  - Messages of errors begin "rank R/P:" and name peer, round and time.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+
+namespace ringspan {
+
+struct Message {
+  enum class Direction : std::uint8_t { send, receive };
+  Direction direction = Direction::send;
+  int peer = 0;            // != rank()
+  void* data = nullptr;    // read only for a send
+  std::int64_t bytes = 0;  // > 0
+};
+
+// Identifies a posted batch; valid until waited for. 0 is never used.
+using Request = std::uint64_t;
+
+// What one transport has moved since it was made, counted by the transport itself.
+struct PeerTraffic {
+  std::int64_t sent_bytes = 0;  // payload only
+  std::int64_t received_bytes = 0;
+  std::int64_t sent_messages = 0;
+  std::int64_t received_messages = 0;
+};
+
+class Communicator {
+ public:
+  using Seconds = std::chrono::duration<double>;
+
+  virtual ~Communicator() = default;
+
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+
+  virtual Request post(std::uint64_t round, std::span<const Message> batch) = 0;
+  // True when the request is complete (a following wait() returns at once). Never blocks.
+  virtual bool test(Request request) = 0;
+  virtual void wait(Request request, Seconds deadline) = 0;
+  virtual void progress() = 0;
+  virtual void abort(const std::string& reason) noexcept = 0;
+  virtual std::unique_ptr<Communicator> duplicate() = 0;
+
+  // Payload moved to and from each peer so far: size() entries.
+  virtual std::span<const PeerTraffic> traffic() const = 0;
+};
+
+}  // namespace ringspan

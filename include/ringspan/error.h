@@ -1,0 +1,45 @@
+// Errors of ringspan. Every error thrown by the library derives from Error; messages are lower case, name the value
+// and say what was expected. The library never prints, aborts or exits.
+#pragma once
+
+#include <stdexcept>
+#include <string>
+
+namespace ringspan {
+
+class Error : public std::runtime_error {
+ public:
+  using std::runtime_error::runtime_error;
+};
+
+// An argument is wrong by itself or against another one.
+class InvalidArgument : public Error {
+ public:
+  using Error::Error;
+};
+
+// The request is meaningful, but this combination is not implemented; the capability table lists it.
+class Unsupported : public Error {
+ public:
+  using Error::Error;
+};
+
+// A peer died, disagreed or stayed silent past the deadline. The communicator stays failed.
+class CommError : public Error {
+ public:
+  using Error::Error;
+};
+
+// No plan fits the memory budget; the message names the smallest possible budget and what dominates it.
+class OutOfBudget : public Error {
+ public:
+  using Error::Error;
+};
+
+// A device refused a launch or an allocation.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
+}  // namespace ringspan
