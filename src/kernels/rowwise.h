@@ -42,7 +42,7 @@ void merge_states(std::span<const RowTask> tasks, int width, const Context& cont
 // with a sink (sinks != nullptr: sinks[h]) merged first; lse = m + log l; o = output_scale acc / l; a row with l = 0 gives
 // o = 0, lse = -inf. acc and o may be the same float32 memory.
 void finalize_rows(std::span<const RowTask> tasks, int width, float output_scale, const float* sinks, const Context& context);
-// delta = rowsum(do . o): operands {do, o, delta (float32)}, float32 arithmetic.
+// delta = rowsum(do . o) - dlse: operands {do, o, delta (float32), dlse (float32; data == nullptr: 0)}, float32 arithmetic.
 void delta_rows(std::span<const RowTask> tasks, int width, const Context& context);
 // Gradient of the sinks: operands {lse, delta}; gradient[h] -= sum over batch and rows of e^(sink_h - lse) delta. Summed in
 // float64 in a fixed order; gradient is float64 (heads).

@@ -1,0 +1,114 @@
+// Attention: executes a plan on the caller's tensors.
+//
+//   auto world = ringspan::make_thread_world(4);               // or forked processes, or your own Communicator
+//   ringspan::Attention attention(problem, options, *world[r]);
+//   attention.forward({.q = q, .k = k, .v = v, .o = o, .lse = lse});
+//   attention.backward({.q = q, .k = k, .v = v, .o = o, .lse = lse, .d_out = d_out, .dq = dq, .dk = dk, .dv = dv});
+//
+// Tensors hold this rank's shard: (batch, local tokens, heads, head_dim), local tokens in the order of Shard::positions();
+// with replicated_q the query-side tensors (q, o, lse, d_out, dlse, dq) hold all tokens on every rank. Any strides with a
+// dense last dimension; data aligned to its element. lse is (batch, heads, local tokens), float32, natural logarithm.
+// Nothing is allocated inside forward and backward; all scratch memory is one arena of plan().arena_bytes() bytes.
+// One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps
+// what Plan::memory calls "saved").
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "ringspan/communicator.h"
+#include "ringspan/plan.h"
+
+namespace ringspan {
+
+// (batch, tokens, heads, dim) with strides in elements; dim is dense.
+struct Tensor {
+  void* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+};
+struct ConstTensor {
+  const void* data = nullptr;
+  std::int64_t batch_stride = 0;
+  std::int64_t token_stride = 0;
+  std::int64_t head_stride = 0;
+  ConstTensor() = default;
+  ConstTensor(const void* pointer, std::int64_t batch, std::int64_t token, std::int64_t head)
+      : data(pointer), batch_stride(batch), token_stride(token), head_stride(head) {}
+  ConstTensor(const Tensor& tensor)  // NOLINT(google-explicit-constructor)
+      : ConstTensor(tensor.data, tensor.batch_stride, tensor.token_stride, tensor.head_stride) {}
+};
+
+// The strides of a dense (batch, tokens, heads, dim) tensor.
+Tensor dense_bshd(void* data, std::int64_t tokens, std::int64_t heads, std::int64_t dim);
+ConstTensor dense_bshd(const void* data, std::int64_t tokens, std::int64_t heads, std::int64_t dim);
+// The same for memory laid out as (batch, heads, tokens, dim); also an lse (dim = 1).
+Tensor dense_bhsd(void* data, std::int64_t tokens, std::int64_t heads, std::int64_t dim);
+ConstTensor dense_bhsd(const void* data, std::int64_t tokens, std::int64_t heads, std::int64_t dim);
+
+struct ForwardTensors {
+  ConstTensor q, k, v;
+  Tensor o;
+  Tensor lse;                          // float32, dim 1
+  const float* alibi_slopes = nullptr;  // (heads) or, with a batch stride, (batch, heads)
+  std::int64_t alibi_batch_stride = 0;
+  const float* sinks = nullptr;         // (heads)
+};
+
+struct BackwardTensors {
+  ConstTensor q, k, v, o;
+  ConstTensor lse;
+  ConstTensor d_out;
+  ConstTensor dlse;  // optional (data == nullptr): float32 like lse
+  Tensor dq, dk, dv;
+  const float* alibi_slopes = nullptr;
+  std::int64_t alibi_batch_stride = 0;
+  const float* sinks = nullptr;
+  float* dsinks = nullptr;  // (heads), summed over all ranks; required with sinks
+};
+
+struct ExecuteOptions {
+  Communicator::Seconds deadline{30.0};  // of silence from a peer
+  bool fake_device = false;              // run launches on the fake asynchronous device (tests)
+  std::uint64_t fake_device_seed = 1;
+  bool trace = false;                    // record a time line
+};
+
+// What the latest pass did.
+struct PassStats {
+  double seconds = 0;
+  double waiting_seconds = 0;  // of which: nothing to compute, waiting for peers
+  std::int64_t sent_bytes = 0;
+  std::int64_t received_bytes = 0;
+};
+
+class Attention {
+ public:
+  // Collective: agrees on the problem and options with the other ranks, field by field, then plans. An error on one rank is
+  // raised on all. `arena`: plan().arena_bytes() bytes aligned to 64, or empty: allocated here, once.
+  Attention(const Problem& problem, const PlanOptions& options, Communicator& communicator, ExecuteOptions execute = {});
+  // Uses a plan made before; collective as above.
+  Attention(const Plan& plan, Communicator& communicator, ExecuteOptions execute = {}, std::span<std::byte> arena = {});
+  ~Attention();
+  Attention(Attention&&) noexcept;
+  Attention& operator=(Attention&&) noexcept;
+
+  const Plan& plan() const;
+  void forward(const ForwardTensors& tensors);
+  void backward(const BackwardTensors& tensors);
+  const PassStats& stats(Pass pass) const;
+  // Time line of the latest passes as Chrome trace JSON (ExecuteOptions::trace).
+  std::string trace_json() const;
+
+  struct Impl;
+
+ private:
+  std::unique_ptr<Impl> impl_;
+};
+
+}  // namespace ringspan

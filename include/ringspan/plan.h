@@ -1,0 +1,112 @@
+// Plan: what one rank computes, sends and keeps, decided before any data is seen. Pure: no data, no threads, no clock.
+//
+// Every rank makes its own plan from the same Problem and PlanOptions; nothing of the other ranks' plans is built. What rank
+// r plans to send to s equals what s plans to receive from r.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ringspan/problem.h"
+
+namespace ringspan {
+
+enum class Strategy : std::uint8_t { automatic, local, all_gather, exchange, ring, pass_q, ulysses };
+
+// "auto", "local", "all-gather", "exchange", "ring", "pass-q", "ulysses".
+std::string_view to_string(Strategy strategy);
+Strategy parse_strategy(std::string_view name);
+
+// time = flops / F + bytes / B + messages * L, in integer nanoseconds, so that all ranks choose alike.
+struct CostModel {
+  std::int64_t flops_per_second = 100'000'000'000;  // F, of one rank
+  std::int64_t bytes_per_second = 5'000'000'000;    // B, received by one rank
+  std::int64_t message_nanoseconds = 20'000;        // L, per message received by one rank
+  bool operator==(const CostModel&) const = default;
+};
+
+struct PlanOptions {
+  static constexpr std::int64_t kBucketAuto = 0;
+  static constexpr std::int64_t kBucketNone = -1;
+
+  Strategy strategy = Strategy::automatic;
+  int computing_ranks = 0;                  // local only: how many ranks compute; 0: one
+  std::int64_t bucket_rows = kBucketAuto;   // rows of a chunk that travel at once; kBucketNone: whole chunks
+  std::int64_t memory_budget = 0;           // bytes per rank, user tensors and arena; 0: unlimited
+  CostModel cost;
+  bool backward = true;                     // plan the backward pass too
+  bool keep_o_float32 = true;               // for 16-bit training: keep o in float32, delta is computed from it
+  int threads = 1;                          // of this rank's kernels
+  std::string attend_kernel;                // by name; empty: the best that supports the shape
+  std::string attend_backward_kernel;
+};
+
+enum class Pass : std::uint8_t { forward, backward };
+
+struct MemoryLine {
+  std::string component;  // q, k, v, o, lse, ... or buckets, staging, state, gradients, saved, scratch
+  std::int64_t bytes = 0;
+  bool in_arena = false;  // otherwise the caller's tensor
+};
+
+struct PeerBytes {
+  std::int64_t sent_bytes = 0;
+  std::int64_t received_bytes = 0;
+  std::int64_t sent_messages = 0;
+  std::int64_t received_messages = 0;
+};
+
+struct Rejected {
+  std::string candidate;
+  std::string reason;
+  std::int64_t nanoseconds = 0;  // the model's time; 0 where it was not computed
+};
+
+namespace internal {
+struct PlanData;
+}
+
+class Plan {
+ public:
+  explicit Plan(std::shared_ptr<const internal::PlanData> data) : data_(std::move(data)) {}
+
+  const Problem& problem() const;
+  const PlanOptions& options() const;
+  Strategy strategy() const;  // never automatic
+  int rank() const;
+  std::int64_t bucket_rows() const;  // kBucketNone or > 0
+
+  // Bytes of the one arena that execution needs, for both passes; alignment 64.
+  std::int64_t arena_bytes() const;
+  // The same for another rank (plans it).
+  std::int64_t arena_bytes(int rank) const;
+  // By component; the sum of the lines of a pass is what the rank needs in it.
+  std::vector<MemoryLine> memory(Pass pass) const;
+  std::int64_t memory_bytes(Pass pass) const;
+
+  std::vector<PeerBytes> traffic(Pass pass) const;  // ranks entries
+  std::string pairs() const;                        // (batch, head, i, j) pairs that this rank computes, 128-bit decimal
+  double flops(Pass pass) const;
+  std::int64_t modelled_nanoseconds() const;
+  std::vector<Rejected> rejected() const;
+  std::int64_t excess_rows() const;  // rows received beyond those read (covering progressions)
+
+  // Equal on all ranks of one problem and options: problem, strategy, route, bucket, version.
+  std::uint64_t fingerprint() const;
+
+  std::string to_string() const;  // for people
+  std::string to_json() const;    // docs/plan.md describes it
+
+  const internal::PlanData& data() const { return *data_; }
+
+ private:
+  std::shared_ptr<const internal::PlanData> data_;
+};
+
+// Throws InvalidArgument, Unsupported (a combination that the capability table lists as such) or OutOfBudget.
+Plan make_plan(const Problem& problem, const PlanOptions& options, int rank);
+
+}  // namespace ringspan
