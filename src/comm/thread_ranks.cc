@@ -1,0 +1,69 @@
+#include <exception>
+#include <mutex>
+#include <thread>
+
+#include "comm/transport.h"
+#include "ringspan/transports.h"
+
+namespace ringspan {
+namespace {
+
+// Keeps the error that came first; one that a peer's failure induced gives way to any other.
+class FirstError {
+ public:
+  void offer(std::exception_ptr error, bool induced) {
+    const std::lock_guard lock(mutex_);
+    if (error_ != nullptr && (induced || !induced_)) return;
+    error_ = std::move(error);
+    induced_ = induced;
+  }
+  void rethrow_if_any() const {
+    if (error_ != nullptr) std::rethrow_exception(error_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::exception_ptr error_;
+  bool induced_ = false;
+};
+
+void run_rank(std::unique_ptr<Communicator> communicator, const RankBody& body, FirstError& first) {
+  std::string reason;
+  try {
+    body(*communicator);
+    return;  // the communicator is destroyed: this rank has left
+  } catch (const PeerFailure& error) {
+    first.offer(std::current_exception(), true);
+    reason = error.what();
+  } catch (const std::exception& error) {
+    first.offer(std::current_exception(), false);
+    reason = error.what();
+  } catch (...) {
+    first.offer(std::current_exception(), false);
+    reason = "unknown exception";
+  }
+  communicator->abort(reason);
+}
+
+}  // namespace
+
+void run_thread_ranks(int ranks, const RankBody& body) {
+  std::vector<std::unique_ptr<Communicator>> world = make_thread_world(ranks);
+  FirstError first;
+  std::vector<std::thread> threads;
+  threads.reserve(world.size());
+  for (auto& communicator : world) {
+    try {
+      threads.emplace_back(
+          [&body, &first, rank = std::move(communicator)]() mutable { run_rank(std::move(rank), body, first); });
+    } catch (...) {  // no more threads: the communicators that nobody drives leave, which ends the waits of the others
+      first.offer(std::current_exception(), false);
+      world.clear();
+      break;
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  first.rethrow_if_any();
+}
+
+}  // namespace ringspan

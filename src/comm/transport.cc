@@ -1,0 +1,266 @@
+#include "comm/transport.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+
+namespace ringspan {
+namespace {
+
+constexpr std::size_t kFirstSlots = 64;
+constexpr std::uint32_t kSlotBits = 24;  // of a request; the rest is the slot's generation
+// How long block() may sleep: a waiting rank shows a sign of life at least this often.
+constexpr std::chrono::milliseconds kTick{20};
+
+bool sends(const Message& message) { return message.direction == Message::Direction::send; }
+
+std::string describe(const Message& message, std::uint64_t round) {
+  return sends(message) ? fmt::format("waiting to send {} bytes to rank {} in round {}", message.bytes, message.peer, round)
+                        : fmt::format("waiting for {} bytes from rank {} in round {}", message.bytes, message.peer, round);
+}
+
+}  // namespace
+
+Transport::Transport(int rank, int size) : rank_(rank), size_(size), traffic_(static_cast<std::size_t>(size)) {
+  for (auto& stamps : last_post_) stamps.resize(static_cast<std::size_t>(size), 0);
+  free_slots_.reserve(kFirstSlots);
+  for (std::size_t i = 0; i < kFirstSlots; ++i) {
+    slots_.emplace_back();
+    free_slots_.push_back(static_cast<std::uint32_t>(kFirstSlots - 1 - i));
+  }
+  const std::size_t operations = kFirstSlots + 4 * static_cast<std::size_t>(size);
+  for (std::size_t i = 0; i < operations; ++i) {
+    Operation& operation = operations_.emplace_back();
+    operation.next_in_batch = free_operations_;
+    free_operations_ = &operation;
+  }
+}
+
+Request Transport::post(std::uint64_t round, std::span<const Message> batch) {
+  throw_if_failed();
+  check_batch(round, batch);
+  pump();
+  const std::uint32_t index = take_slot();
+  Slot& slot = slots_[index];
+  slot.round = round;
+  Operation** link = &slot.first;
+  for (const Message& message : batch) {
+    Operation* operation = take_operation();
+    operation->message = message;
+    operation->round = round;
+    *link = operation;
+    link = &operation->next_in_batch;
+  }
+  slot.pending = slot.first;
+  for (Operation* operation = slot.first; operation != nullptr; operation = operation->next_in_batch) start(*operation);
+  return (static_cast<Request>(slot.generation) << kSlotBits) | (index + 1);
+}
+
+bool Transport::test(Request request) {
+  throw_if_failed();
+  Slot& slot = find(request);
+  pump();
+  return is_complete(slot);
+}
+
+void Transport::wait(Request request, Seconds deadline) {
+  throw_if_failed();
+  Slot& slot = find(request);
+  if (std::isnan(deadline.count())) throw InvalidArgument(prefix() + "the deadline of wait is not a number");
+  const TimePoint begin = Clock::now();
+  while (true) {
+    awaited_ = slot.pending;
+    pump();
+    if (is_complete(slot)) break;
+    const TimePoint expiry = check_peers(slot.pending, begin, deadline.count());
+    block(std::min(expiry, Clock::now() + kTick));
+  }
+  awaited_ = nullptr;
+  release(slot, static_cast<std::uint32_t>(request & ((1U << kSlotBits) - 1)) - 1);
+}
+
+void Transport::progress() {
+  throw_if_failed();
+  pump();
+}
+
+void Transport::abort(const std::string& reason) noexcept {
+  if (failed_) return;
+  try {
+    // The reason is often an error of this rank, which begins with the same words.
+    const std::string own = prefix();
+    const bool repeats = reason.compare(0, own.size(), own) == 0;
+    const std::string what = "aborted: " + (repeats ? reason.substr(own.size()) : reason);
+    become_failed(what, false);
+    tell_peers(what);
+    withdraw();
+  } catch (...) {
+    failed_ = true;
+    withdraw();
+  }
+}
+
+std::unique_ptr<Communicator> Transport::duplicate() {
+  throw_if_failed();
+  return make_duplicate();
+}
+
+void Transport::fail(std::string_view cause) {
+  become_failed(cause, false);
+  tell_peers("failed: " + failure_.substr(prefix().size()));
+  withdraw();
+  throw CommError(failure_);
+}
+
+void Transport::fail_told_by_peer(std::string_view cause) {
+  become_failed(cause, true);
+  withdraw();
+  throw PeerFailure(failure_);
+}
+
+void Transport::become_failed(std::string_view cause, bool told_by_peer) {
+  RINGSPAN_CHECK(!failed_);
+  failed_ = true;
+  told_by_peer_ = told_by_peer;
+  failure_ = prefix();
+  if (awaited_ != nullptr) failure_ += describe(awaited_->message, awaited_->round) + ": ";
+  failure_ += cause;
+}
+
+void Transport::throw_if_failed() const {
+  if (!failed_) return;
+  if (told_by_peer_) throw PeerFailure(failure_);
+  throw CommError(failure_);
+}
+
+std::string Transport::prefix() const { return fmt::format("rank {}/{}: ", rank_, size_); }
+
+std::string Transport::mismatch_at_receiver(const Operation& receive, std::uint64_t round, std::int64_t bytes) {
+  return fmt::format("message from rank {} is of round {} with {} bytes; expected round {} with {} bytes", receive.message.peer,
+                     round, bytes, receive.round, receive.message.bytes);
+}
+
+std::string Transport::mismatch_at_sender(const Operation& send, std::uint64_t round, std::int64_t bytes) {
+  return fmt::format("message to rank {} is of round {} with {} bytes; rank {} expects round {} with {} bytes", send.message.peer,
+                     send.round, send.message.bytes, send.message.peer, round, bytes);
+}
+
+void Transport::check_batch(std::uint64_t round, std::span<const Message> batch) {
+  ++posts_;
+  for (const Message& message : batch) {
+    const auto where = [&] { return fmt::format("{}round {}: ", prefix(), round); };
+    if (message.peer < 0 || message.peer >= size_) {
+      throw InvalidArgument(fmt::format("{}peer ({}) must be in [0, {})", where(), message.peer, size_));
+    }
+    if (message.peer == rank_) throw InvalidArgument(fmt::format("{}peer ({}) must be another rank", where(), message.peer));
+    if (message.data == nullptr) {
+      throw InvalidArgument(fmt::format("{}data of the message for rank {} must not be null", where(), message.peer));
+    }
+    if (message.bytes <= 0) {
+      throw InvalidArgument(
+          fmt::format("{}bytes ({}) of the message for rank {} must be positive", where(), message.bytes, message.peer));
+    }
+    std::uint64_t& last = last_post_[sends(message) ? 0 : 1][static_cast<std::size_t>(message.peer)];
+    if (last == posts_) {
+      throw InvalidArgument(
+          fmt::format("{}second {} rank {} in one round", where(), sends(message) ? "send to" : "receive from", message.peer));
+    }
+    last = posts_;
+    check_not_outstanding(round, message);
+  }
+}
+
+void Transport::check_not_outstanding(std::uint64_t round, const Message& message) const {
+  for (const Slot& slot : slots_) {
+    if (!slot.active || slot.round != round) continue;
+    for (const Operation* other = slot.first; other != nullptr; other = other->next_in_batch) {
+      if (other->message.peer != message.peer || other->message.direction != message.direction) continue;
+      throw InvalidArgument(fmt::format("{}round {}: second {} rank {} in one round", prefix(), round,
+                                        sends(message) ? "send to" : "receive from", message.peer));
+    }
+  }
+}
+
+Transport::Operation* Transport::take_operation() {
+  if (free_operations_ == nullptr) free_operations_ = &operations_.emplace_back();
+  Operation* operation = free_operations_;
+  free_operations_ = operation->next_in_batch;
+  operation->moved = 0;
+  operation->next = nullptr;
+  operation->next_in_batch = nullptr;
+  operation->complete.store(false, std::memory_order_relaxed);
+  return operation;
+}
+
+std::uint32_t Transport::take_slot() {
+  if (free_slots_.empty()) {
+    RINGSPAN_CHECK(slots_.size() < (1U << kSlotBits) - 1);
+    slots_.emplace_back();
+    free_slots_.reserve(slots_.size());
+    free_slots_.push_back(static_cast<std::uint32_t>(slots_.size() - 1));
+  }
+  const std::uint32_t index = free_slots_.back();
+  free_slots_.pop_back();
+  Slot& slot = slots_[index];
+  slot.first = slot.pending = nullptr;
+  slot.active = true;
+  ++slot.generation;
+  return index;
+}
+
+Transport::Slot& Transport::find(Request request) {
+  const Request index = (request & ((1U << kSlotBits) - 1)) - 1;
+  if (index >= slots_.size() || !slots_[index].active || slots_[index].generation != request >> kSlotBits) {
+    throw InvalidArgument(fmt::format("{}request {} is not outstanding", prefix(), request));
+  }
+  return slots_[index];
+}
+
+void Transport::release(Slot& slot, std::uint32_t index) {
+  while (slot.first != nullptr) {
+    Operation* operation = slot.first;
+    slot.first = operation->next_in_batch;
+    PeerTraffic& traffic = traffic_[static_cast<std::size_t>(operation->message.peer)];
+    (sends(operation->message) ? traffic.sent_bytes : traffic.received_bytes) += operation->moved;
+    (sends(operation->message) ? traffic.sent_messages : traffic.received_messages) += 1;
+    operation->next_in_batch = free_operations_;
+    free_operations_ = operation;
+  }
+  slot.active = false;
+  free_slots_.push_back(index);
+}
+
+bool Transport::is_complete(Slot& slot) {
+  while (slot.pending != nullptr && slot.pending->complete.load(std::memory_order_acquire)) {
+    slot.pending = slot.pending->next_in_batch;
+  }
+  return slot.pending == nullptr;
+}
+
+// Fails when a peer that an incomplete message needs has left or was silent for longer than the deadline; otherwise returns
+// when the next one could be. Silence before the wait began does not count: nobody was listening.
+Transport::TimePoint Transport::check_peers(const Operation* pending, TimePoint begin, double deadline) {
+  const TimePoint now = Clock::now();
+  double rest = std::numeric_limits<double>::infinity();
+  for (const Operation* operation = pending; operation != nullptr; operation = operation->next_in_batch) {
+    const int peer = operation->message.peer;
+    const bool left = has_left(peer);
+    if (operation->complete.load(std::memory_order_acquire)) continue;
+    awaited_ = operation;
+    if (left) {
+      pump();  // a rank that failed says so before it leaves
+      fail(fmt::format("rank {} has left", peer));
+    }
+    const double silence = Seconds(now - std::max(begin, last_sign_of_life(peer))).count();
+    if (silence >= deadline) fail(fmt::format("no sign of life for {:.1f} s (deadline {:g} s)", silence, deadline));
+    rest = std::min(rest, deadline - silence);
+  }
+  if (rest > 3600.0) return now + std::chrono::hours(1);
+  return now + std::chrono::duration_cast<Clock::duration>(Seconds(rest));
+}
+
+}  // namespace ringspan

@@ -1,0 +1,143 @@
+// Transport: what all transports share: checking of batches, request slots, waiting with deadlines, the error that stays,
+// its wording, traffic counters. A transport adds how bytes move (start, pump, block) and how peers are told.
+//
+// Contract: see ringspan/communicator.h. Besides: wrong arguments (InvalidArgument) post nothing and leave the communicator
+// usable; a failure (CommError) withdraws every posted buffer before it is thrown, and tells the peers as abort() does.
+// Cost: no allocation once the pools have reached the number of operations that are outstanding at a time.
+// Thread safety: one thread at a time, except Operation::complete, which a peer's thread may set.
+#pragma once
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <deque>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "ringspan/communicator.h"
+#include "ringspan/error.h"
+
+namespace ringspan {
+
+// A CommError that another rank caused and told us about; the rank where it began throws a plain CommError or its own error.
+class PeerFailure : public CommError {
+ public:
+  using CommError::CommError;
+};
+
+class Transport : public Communicator {
+ public:
+  int rank() const final { return rank_; }
+  int size() const final { return size_; }
+  std::span<const PeerTraffic> traffic() const final { return traffic_; }
+
+  Request post(std::uint64_t round, std::span<const Message> batch) final;
+  bool test(Request request) final;
+  void wait(Request request, Seconds deadline) final;
+  void progress() final;
+  void abort(const std::string& reason) noexcept final;
+  std::unique_ptr<Communicator> duplicate() final;
+
+ protected:
+  using Clock = std::chrono::steady_clock;
+  using TimePoint = Clock::time_point;
+
+  // One posted message.
+  struct Operation {
+    Message message;
+    std::uint64_t round = 0;
+    std::int64_t moved = 0;             // payload bytes moved so far, kept by the transport
+    Operation* next = nullptr;          // in a Queue
+    Operation* next_in_batch = nullptr;
+    std::atomic<bool> complete{false};  // after this the transport touches neither the operation nor its buffer
+  };
+
+  // First in, first out; links operations that live elsewhere.
+  class OperationQueue {
+   public:
+    bool empty() const { return head_ == nullptr; }
+    Operation* front() const { return head_; }
+    void push(Operation* operation) {
+      operation->next = nullptr;
+      (head_ == nullptr ? head_ : tail_->next) = operation;
+      tail_ = operation;
+    }
+    Operation* pop() {
+      Operation* operation = head_;
+      head_ = operation->next;
+      return operation;
+    }
+    void clear() { head_ = nullptr; }
+
+   private:
+    Operation* head_ = nullptr;
+    Operation* tail_ = nullptr;
+  };
+
+  Transport(int rank, int size);
+
+  // Takes a checked operation over; may complete it at once. Never waits for a peer.
+  virtual void start(Operation& operation) = 0;
+  // Moves what can be moved, shows a sign of life, and fails if a peer has told us to.
+  virtual void pump() = 0;
+  // Sleeps until something may have changed since the last pump(), at most until `until`.
+  virtual void block(TimePoint until) = 0;
+  virtual TimePoint last_sign_of_life(int peer) const = 0;
+  // True when the peer has left for good and nothing that is not complete by now ever will be.
+  virtual bool has_left(int peer) const = 0;
+  // Tells the peers that this rank is out; `what` continues "rank 3 ": "failed: ...", "aborted: ...".
+  virtual void tell_peers(const std::string& what) = 0;
+  // After this no posted buffer is touched any more.
+  virtual void withdraw() = 0;
+  virtual std::unique_ptr<Communicator> make_duplicate() = 0;
+
+  // Makes the communicator failed and throws. `cause` follows "rank 3/8: waiting for ...: ".
+  [[noreturn]] void fail(std::string_view cause);
+  // The same where the cause is that a peer told us; the peers know already.
+  [[noreturn]] void fail_told_by_peer(std::string_view cause);
+
+  bool failed() const { return failed_; }
+  std::string prefix() const;  // "rank 3/8: "
+
+  // The two faces of a message whose ends differ.
+  static std::string mismatch_at_receiver(const Operation& receive, std::uint64_t round, std::int64_t bytes);
+  static std::string mismatch_at_sender(const Operation& send, std::uint64_t round, std::int64_t bytes);
+
+ private:
+  struct Slot {
+    Operation* first = nullptr;
+    Operation* pending = nullptr;  // the first that was not seen complete
+    std::uint64_t round = 0;
+    std::uint32_t generation = 0;
+    bool active = false;
+  };
+
+  void throw_if_failed() const;
+  void check_batch(std::uint64_t round, std::span<const Message> batch);
+  void check_not_outstanding(std::uint64_t round, const Message& message) const;
+  Operation* take_operation();
+  std::uint32_t take_slot();
+  Slot& find(Request request);
+  void release(Slot& slot, std::uint32_t index);
+  static bool is_complete(Slot& slot);
+  TimePoint check_peers(const Operation* pending, TimePoint begin, double deadline);
+  void become_failed(std::string_view cause, bool told_by_peer);
+
+  int rank_;
+  int size_;
+  std::vector<PeerTraffic> traffic_;
+  std::deque<Operation> operations_;  // stable addresses
+  Operation* free_operations_ = nullptr;
+  std::deque<Slot> slots_;
+  std::vector<std::uint32_t> free_slots_;
+  std::vector<std::uint64_t> last_post_[2];  // per direction and peer: the number of the last batch that named it
+  std::uint64_t posts_ = 0;
+  const Operation* awaited_ = nullptr;  // what wait() is waiting for; errors name it
+  bool failed_ = false;
+  bool told_by_peer_ = false;
+  std::string failure_;
+};
+
+}  // namespace ringspan
