@@ -1,6 +1,14 @@
 # One target per folder of src/: ringspan_layer(NAME DEPS lower layers ...) makes the object library ringspan_NAME from the
-# folder's *.cc and, where there are *_test.cc, the test program NAME_test. ringspan_library() joins them to libringspan.
+# folder's *.cc and test programs from its *_test.cc. ringspan_library() joins the layers to libringspan.
+#
+# The kind of a test, its ctest label, is read off the file's name: foo_property_test.cc and property_test.cc are of the kind
+# "property"; a file that names no kind is a unit test. The files of one kind make one program: pattern_test,
+# pattern_property_test. Kinds: unit, property, parity, gradient, faults, conformance, errors (packaging: tests/packaging).
+# Two labels are orthogonal: "core" is run under the sanitizers too, "slow" is left out of `make test-quick`. Every layer test
+# is core, but for files called *_slow_test.cc, which are slow instead.
 include_guard(GLOBAL)
+
+set(RINGSPAN_TEST_KINDS property parity gradient faults conformance errors)
 
 add_library(ringspan_options INTERFACE)
 target_include_directories(ringspan_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
@@ -13,6 +21,7 @@ endif()
 
 set_property(GLOBAL PROPERTY RINGSPAN_LIBRARY_LAYERS "")
 
+# ringspan_layer(NAME [OUTSIDE_LIBRARY] [DEPS lower layers] [LINK libraries] [EXCLUDE regexes of files])
 function(ringspan_layer name)
   cmake_parse_arguments(arg "OUTSIDE_LIBRARY" "" "DEPS;LINK;EXCLUDE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
@@ -33,35 +42,81 @@ function(ringspan_layer name)
   endif()
   # A test program links this layer and those below it only, so that a use of a higher one does not link.
   set(objects $<TARGET_OBJECTS:ringspan_${name}>)
+  set(links "${arg_LINK}")
   foreach(dep ${arg_DEPS})
     list(APPEND objects $<TARGET_OBJECTS:ringspan_${dep}>)
+    get_target_property(dep_links ringspan_${dep} RINGSPAN_LINK)
+    list(APPEND links ${dep_links})
   endforeach()
-  set_property(TARGET ringspan_${name} PROPERTY RINGSPAN_OBJECTS "${objects}")
+  list(REMOVE_DUPLICATES links)
+  set_target_properties(ringspan_${name} PROPERTIES RINGSPAN_OBJECTS "${objects}" RINGSPAN_LINK "${links}")
   if(RINGSPAN_TESTS AND tests)
-    ringspan_test(${name}_test SOURCES ${tests} OBJECTS ${objects} LINK ${arg_LINK})
+    ringspan_tests_by_kind(${name} SOURCES ${tests} OBJECTS ${objects} LINK ${links})
   endif()
 endfunction()
 
-# ringspan_test(NAME SOURCES ... OBJECTS ... LINK ... LABELS ...): a GoogleTest program; each suite is one ctest.
-function(ringspan_test name)
+# One test program per kind of test file; see the top of this file.
+function(ringspan_tests_by_kind name)
   cmake_parse_arguments(arg "" "" "SOURCES;OBJECTS;LINK" ${ARGN})
+  set(slow ${arg_SOURCES})
+  list(FILTER slow INCLUDE REGEX "_slow_test\\.cc$")
+  list(FILTER arg_SOURCES EXCLUDE REGEX "_slow_test\\.cc$")
+  if(slow)
+    ringspan_test(${name}_slow_test SOURCES ${slow} OBJECTS ${arg_OBJECTS} LINK ${arg_LINK} LABELS unit slow)
+  endif()
+  foreach(kind ${RINGSPAN_TEST_KINDS})
+    set(of_kind ${arg_SOURCES})
+    list(FILTER of_kind INCLUDE REGEX "[/_]${kind}_test\\.cc$")
+    list(FILTER arg_SOURCES EXCLUDE REGEX "[/_]${kind}_test\\.cc$")
+    if(of_kind)
+      ringspan_test(${name}_${kind}_test SOURCES ${of_kind} OBJECTS ${arg_OBJECTS} LINK ${arg_LINK} LABELS ${kind} core)
+    endif()
+  endforeach()
+  if(arg_SOURCES)
+    ringspan_test(${name}_test SOURCES ${arg_SOURCES} OBJECTS ${arg_OBJECTS} LINK ${arg_LINK} LABELS unit core)
+  endif()
+endfunction()
+
+# ringspan_test(NAME SOURCES files [LAYERS layers, with those below them] [OBJECTS more] [LINK libraries] [LABELS kinds])
+# A GoogleTest program and the ctest of the same name. Without LABELS it is a unit test, and core.
+function(ringspan_test name)
+  cmake_parse_arguments(arg "" "" "SOURCES;LAYERS;OBJECTS;LINK;LABELS" ${ARGN})
+  if(NOT arg_LABELS)
+    set(arg_LABELS unit core)
+  endif()
+  foreach(layer ${arg_LAYERS})
+    get_target_property(objects ringspan_${layer} RINGSPAN_OBJECTS)
+    get_target_property(links ringspan_${layer} RINGSPAN_LINK)
+    list(APPEND arg_OBJECTS ${objects})
+    list(APPEND arg_LINK ${links})
+  endforeach()
+  list(REMOVE_DUPLICATES arg_OBJECTS)
+  list(REMOVE_DUPLICATES arg_LINK)
   add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-  target_link_libraries(${name} PRIVATE ringspan_options fmt::fmt Threads::Threads GTest::gtest_main GTest::gmock ${arg_LINK})
+  target_link_libraries(${name} PRIVATE ringspan_options fmt::fmt Threads::Threads GTest::gtest_main GTest::gmock
+                        rapidcheck ${arg_LINK})
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600)
+  set_tests_properties(${name} PROPERTIES TIMEOUT 600 LABELS "${arg_LABELS}")
 endfunction()
 
 function(ringspan_library)
   get_property(layers GLOBAL PROPERTY RINGSPAN_LIBRARY_LAYERS)
   set(objects "")
+  set(links "")
   foreach(layer ${layers})
     list(APPEND objects $<TARGET_OBJECTS:${layer}>)
+    get_target_property(layer_links ${layer} RINGSPAN_LINK)
+    list(APPEND links ${layer_links})
   endforeach()
+  list(REMOVE_DUPLICATES links)
   add_library(ringspan SHARED ${objects})
   add_library(ringspan::ringspan ALIAS ringspan)
   set_target_properties(ringspan PROPERTIES VERSION ${PROJECT_VERSION} SOVERSION 0)
   target_include_directories(ringspan PUBLIC $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include> $<INSTALL_INTERFACE:include>)
   target_compile_features(ringspan PUBLIC cxx_std_20)
-  target_link_libraries(ringspan PRIVATE $<BUILD_INTERFACE:ringspan_options> fmt::fmt Threads::Threads)
+  # Consumers need none of these, so that they are not part of the exported target: $<BUILD_INTERFACE:...>.
+  foreach(link ringspan_options fmt::fmt Threads::Threads ${links})
+    target_link_libraries(ringspan PRIVATE $<BUILD_INTERFACE:${link}>)
+  endforeach()
 endfunction()
