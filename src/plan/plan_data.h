@@ -78,7 +78,7 @@ struct AttendItem {
 };
 
 enum class LaunchKind : std::uint8_t {
-  fill, copy, add, merge, finalize, delta, attend, attend_backward, sink_gradient, sum_sinks
+  fill, copy, add, merge, merge_states, finalize, delta, attend, attend_backward, sink_gradient, sum_sinks
 };
 std::string_view to_string(LaunchKind kind);
 

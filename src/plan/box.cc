@@ -1,0 +1,181 @@
+#include "plan/box.h"
+
+#include <algorithm>
+#include <numeric>
+#include <tuple>
+
+#include "base/check.h"
+
+namespace ringspan::internal {
+namespace {
+
+// p without its sub-progression `hole`: what lies before, after, and the other residues between.
+void subtract(const Progression& p, const Progression& hole, std::vector<Progression>& out) {
+  const std::int64_t before = (hole.first - p.first) / p.stride;
+  if (before > 0) out.push_back({p.first, p.stride, before});
+  if (hole.count > 1) {
+    for (std::int64_t offset = p.stride; offset < hole.stride; offset += p.stride) {
+      out.push_back({hole.first + offset, hole.stride, hole.count - 1});
+    }
+  }
+  const std::int64_t after = (p.last() - hole.last()) / p.stride;
+  if (after > 0) out.push_back({hole.last() + p.stride, p.stride, after});
+}
+
+// Joins b to a where a followed by b is one progression.
+bool join(Progression& a, const Progression& b) {
+  const std::int64_t step = b.first - a.last();
+  if (step <= 0) return false;
+  if (a.count > 1 && a.stride != step) return false;
+  if (b.count > 1 && b.stride != step) return false;
+  if (a.count == 1 && b.count == 1 && step != std::max(a.stride, b.stride)) return false;
+  a = {a.first, step, a.count + b.count};
+  return true;
+}
+
+bool same_set(const Progression& a, const Progression& b) {
+  return a.first == b.first && a.count == b.count && (a.count <= 1 || a.stride == b.stride);
+}
+
+bool join(Box& a, const Box& b) {
+  if (a.batch_first != b.batch_first || a.batch_count != b.batch_count) return false;
+  if (same_set(a.heads, b.heads)) return join(a.positions, b.positions);
+  if (same_set(a.positions, b.positions)) return join(a.heads, b.heads);
+  return false;
+}
+
+Progression cover(const Progression& a, const Progression& b) {
+  const std::int64_t first = std::min(a.first, b.first);
+  std::int64_t stride = std::gcd(a.first - first, b.first - first);
+  if (a.count > 1) stride = std::gcd(stride, a.stride);
+  if (b.count > 1) stride = std::gcd(stride, b.stride);
+  if (stride == 0) stride = std::max(a.stride, std::int64_t{1});
+  return {first, stride, (std::max(a.last(), b.last()) - first) / stride + 1};
+}
+
+}  // namespace
+
+Box intersect(const Box& a, const Box& b) {
+  const std::int64_t first = std::max(a.batch_first, b.batch_first);
+  const std::int64_t end = std::min(a.batch_first + a.batch_count, b.batch_first + b.batch_count);
+  if (end <= first) return {};
+  Box box{first, end - first, ringspan::intersect(a.heads, b.heads), {}};
+  if (box.heads.empty()) return {};
+  box.positions = ringspan::intersect(a.positions, b.positions);
+  return is_empty(box) ? Box{} : box;
+}
+
+std::int64_t row_count(std::span<const Box> boxes) {
+  std::int64_t rows = 0;
+  for (const Box& box : boxes) rows += box.rows();
+  return rows;
+}
+
+void subtract(const Box& box, const Box& hole, std::vector<Box>& out) {
+  const Box common = intersect(box, hole);
+  if (is_empty(common)) {
+    out.push_back(box);
+    return;
+  }
+  const std::int64_t common_end = common.batch_first + common.batch_count;
+  const std::int64_t box_end = box.batch_first + box.batch_count;
+  if (common.batch_first > box.batch_first) {
+    out.push_back({box.batch_first, common.batch_first - box.batch_first, box.heads, box.positions});
+  }
+  if (box_end > common_end) out.push_back({common_end, box_end - common_end, box.heads, box.positions});
+  std::vector<Progression> rest;
+  subtract(box.heads, common.heads, rest);
+  for (const Progression& heads : rest) out.push_back({common.batch_first, common.batch_count, heads, box.positions});
+  rest.clear();
+  subtract(box.positions, common.positions, rest);
+  for (const Progression& positions : rest) out.push_back({common.batch_first, common.batch_count, common.heads, positions});
+}
+
+void BoxSet::append(Box box) {
+  for (bool joined = true; joined;) {
+    joined = false;
+    for (std::size_t i = boxes_.size(); i-- > 0;) {
+      Box candidate = boxes_[i];
+      if (!join(candidate, box)) {
+        candidate = box;
+        if (!join(candidate, boxes_[i])) continue;
+      }
+      box = candidate;
+      boxes_.erase(boxes_.begin() + static_cast<std::ptrdiff_t>(i));
+      joined = true;
+      break;
+    }
+  }
+  boxes_.push_back(box);
+}
+
+void BoxSet::cover() {
+  Box all = boxes_.front();
+  for (const Box& box : boxes_) {
+    const std::int64_t end = std::max(all.batch_first + all.batch_count, box.batch_first + box.batch_count);
+    all.batch_first = std::min(all.batch_first, box.batch_first);
+    all.batch_count = end - all.batch_first;
+    all.heads = internal::cover(all.heads, box.heads);
+    all.positions = internal::cover(all.positions, box.positions);
+  }
+  excess_ += all.rows() - row_count(boxes_);
+  boxes_.assign(1, all);
+  covered_ = true;
+}
+
+bool BoxSet::contains(const Box& box) const {
+  std::vector<Box> pending{box};
+  std::vector<Box> next;
+  for (const Box& existing : boxes_) {
+    next.clear();
+    for (const Box& piece : pending) subtract(piece, existing, next);
+    pending.swap(next);
+    if (pending.empty()) return true;
+  }
+  return pending.empty();
+}
+
+void BoxSet::add(const Box& box) {
+  if (is_empty(box)) return;
+  std::vector<Box> pending{box};
+  std::vector<Box> next;
+  for (const Box& existing : boxes_) {
+    next.clear();
+    for (const Box& piece : pending) subtract(piece, existing, next);
+    pending.swap(next);
+    if (pending.empty()) return;
+  }
+  if (covered_) {
+    boxes_.insert(boxes_.end(), pending.begin(), pending.end());
+    cover();
+    return;
+  }
+  for (const Box& piece : pending) append(piece);
+  if (boxes_.size() > kMaxBoxes) cover();
+}
+
+std::vector<Box> BoxSet::boxes() const {
+  std::vector<Box> sorted = boxes_;
+  std::sort(sorted.begin(), sorted.end(), [](const Box& a, const Box& b) {
+    return std::tuple(a.positions.first, a.heads.first, a.batch_first, a.positions.stride, a.heads.stride) <
+           std::tuple(b.positions.first, b.heads.first, b.batch_first, b.positions.stride, b.heads.stride);
+  });
+  return sorted;
+}
+
+std::vector<Box> unite(std::span<const std::vector<Box>> lists, std::span<const Progression> pieces) {
+  std::vector<Box> united;
+  for (const Progression& piece : pieces) {
+    BoxSet set;
+    for (const auto& list : lists) {
+      for (const Box& box : list) {
+        if (piece.contains(box.positions.first)) set.add(box);
+      }
+    }
+    const std::vector<Box> boxes = set.boxes();
+    united.insert(united.end(), boxes.begin(), boxes.end());
+  }
+  return united;
+}
+
+}  // namespace ringspan::internal

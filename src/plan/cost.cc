@@ -1,0 +1,76 @@
+#include "plan/cost.h"
+
+#include <algorithm>
+#include <array>
+
+namespace ringspan::internal {
+
+std::int64_t flops_per_pair(const Problem& problem, Pass pass) {
+  const std::int64_t d = problem.head_dim;
+  const std::int64_t dv = problem.head_dim_v;
+  return pass == Pass::forward ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
+}
+
+std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
+  constexpr Int128 kNanoseconds = 1'000'000'000;
+  Int128 bytes = 0;
+  Int128 messages = 0;
+  for (const Stage& stage : program.stages) {
+    for (const Round& round : stage.rounds) {
+      for (const Transfer& transfer : round.transfers) {
+        if (transfer.send) continue;
+        bytes += transfer.bytes;
+        messages += 1;
+      }
+    }
+  }
+  const Int128 flops = program.pairs * flops_per_pair(problem, pass);
+  return static_cast<std::int64_t>(flops * kNanoseconds / cost.flops_per_second + bytes * kNanoseconds / cost.bytes_per_second +
+                                   messages * cost.message_nanoseconds);
+}
+
+std::vector<MemoryLine> caller_memory(const Problem& problem, std::int64_t rows_q, std::int64_t rows_k, Pass pass) {
+  const std::int64_t size = size_of(problem.dtype);
+  const std::int64_t q_rows = problem.batch * (problem.replicated_q ? problem.tokens_q : rows_q) * problem.heads;
+  const std::int64_t k_rows = problem.batch * rows_k * problem.kv_heads;
+  const std::int64_t q = q_rows * problem.head_dim * size;
+  const std::int64_t o = q_rows * problem.head_dim_v * size;
+  const std::int64_t k = k_rows * problem.head_dim * size;
+  const std::int64_t v = k_rows * problem.head_dim_v * size;
+  std::vector<MemoryLine> lines{{"q", q, false}, {"k", k, false}, {"v", v, false}, {"o", o, false}, {"lse", q_rows * 4, false}};
+  if (pass == Pass::backward) {
+    lines.insert(lines.end(), {{"do", o, false}, {"dq", q, false}, {"dk", k, false}, {"dv", v, false}});
+  }
+  return lines;
+}
+
+namespace {
+
+std::int64_t caller_bytes(const PlanData& data, Pass pass) {
+  std::int64_t bytes = 0;
+  for (const MemoryLine& line : caller_memory(data.problem, data.shard_q.rows, data.shard_k.rows, pass)) bytes += line.bytes;
+  return bytes;
+}
+
+// The backward pass holds more of the caller's tensors; the arena is one for both passes.
+std::int64_t arena_bytes(const PlanData& data) { return std::max(data.forward.arena_bytes, data.backward.arena_bytes); }
+
+}  // namespace
+
+std::int64_t peak_bytes(const PlanData& data) {
+  return caller_bytes(data, data.has_backward ? Pass::backward : Pass::forward) + arena_bytes(data);
+}
+
+MemoryLine dominating(const PlanData& data) {
+  const Pass pass = data.has_backward ? Pass::backward : Pass::forward;
+  std::vector<MemoryLine> lines = caller_memory(data.problem, data.shard_q.rows, data.shard_k.rows, pass);
+  const Program& program = data.forward.arena_bytes > data.backward.arena_bytes ? data.forward : data.backward;
+  std::array<std::int64_t, 6> bytes{};
+  for (const Region& region : program.regions) bytes[static_cast<std::size_t>(region.component)] += region.bytes;
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    lines.push_back({std::string(to_string(static_cast<Component>(i))), bytes[i], true});
+  }
+  return *std::max_element(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
+}
+
+}  // namespace ringspan::internal

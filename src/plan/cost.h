@@ -1,0 +1,25 @@
+// What a plan costs: the model's time and the memory of a rank. Pure, integer, so that all ranks get the same numbers.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "plan/plan_data.h"
+
+namespace ringspan::internal {
+
+// Floating-point operations per pair: forward 2 (d + d_v), backward 2 (3 d + 2 d_v).
+std::int64_t flops_per_pair(const Problem& problem, Pass pass);
+
+// flops / F + received bytes / B + received messages * L, in nanoseconds.
+std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
+
+// The caller's tensors of a rank in a pass.
+std::vector<MemoryLine> caller_memory(const Problem& problem, std::int64_t rows_q, std::int64_t rows_k, Pass pass);
+
+// The larger of both passes: the caller's tensors and the arena.
+std::int64_t peak_bytes(const PlanData& data);
+// The component that the peak pass spends most on.
+MemoryLine dominating(const PlanData& data);
+
+}  // namespace ringspan::internal

@@ -1,0 +1,254 @@
+// Gathering: everything that a rank reads arrives at once, while it computes what it has; then it computes the rest and the
+// results go back at once (all-gather, Ulysses, local).
+//
+//   stage 0  post inputs (lane 0 keys, lane 1 queries); own queries against own keys
+//   stage 1  the rest; results are made ready
+//   stage 2  post results (lane 0 of queries, lane 1 of keys)
+//   stage 3  take them in; finish
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+#include "plan/pass.h"
+
+namespace ringspan::internal {
+namespace {
+
+class Gather {
+ public:
+  explicit Gather(PassBuilder& pass);
+  void write();
+
+ private:
+  // The rows of one peer that are here, in the order of the bundle, and what goes back to it.
+  struct Guest {
+    int owner = 0;
+    std::vector<Entry> entries;
+  };
+
+  Rows rows_of(const std::vector<int>& owners, bool queries) const;
+  std::vector<Box> reads(int reader, int owner, bool queries, bool count_excess = false) const;
+  bool is_member(const std::vector<int>& ranks, int rank) const { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
+  void send_inputs();
+  void receive_inputs();
+  void compute();
+  void return_queries();
+  void return_keys();
+  void take_results();
+  RegionId staging_for(const std::vector<Box>& boxes, const std::vector<Part>& parts, const std::vector<Entry>& own);
+
+  PassBuilder& pass_;
+  ProgramBuilder& builder_;
+  int rank_;
+  int ranks_;
+  std::vector<Assignment> assignments_;
+  const Assignment& mine_;
+  bool complete_q_;
+  bool complete_k_;
+  std::vector<Guest> queries_;
+  std::vector<Guest> keys_;
+  // What was packed for one peer serves every other one that reads the same rows.
+  struct Packed {
+    std::vector<Box> boxes;
+    std::vector<Part> parts;
+    RegionId region;
+  };
+  std::vector<Packed> packed_;
+};
+
+std::vector<Assignment> assignments_of(const Setting& setting) {
+  std::vector<Assignment> assignments;
+  const StrategyRow& row = strategy_row(setting.options.strategy);
+  for (int rank = 0; rank < setting.ranks(); ++rank) assignments.push_back(row.assign(setting, rank));
+  return assignments;
+}
+
+Gather::Gather(PassBuilder& pass)
+    : pass_(pass),
+      builder_(pass.builder()),
+      rank_(pass.rank()),
+      ranks_(pass.problem().ranks),
+      assignments_(assignments_of(pass.setting())),
+      mine_(assignments_[static_cast<std::size_t>(rank_)]) {
+  // Every computing rank sees all keys, so a row's output is finished where it is computed; where o is kept in float32, or
+  // once per branch, it returns as a partial result instead. dk and dv are finished if no two ranks share a kv head.
+  const Setting& setting = pass.setting();
+  complete_q_ = pass.is_backward() || (setting.states == 1 && !setting.keeps_o_float32());
+  complete_k_ = true;
+  int computing = 0;
+  const int group = pass.problem().group();
+  for (const Assignment& assignment : assignments_) {
+    if (!assignment.computes()) continue;
+    ++computing;
+    RINGSPAN_CHECK(static_cast<int>(assignment.key_owners.size()) == ranks_);
+    if (static_cast<int>(assignment.query_owners.size()) < ranks_) complete_k_ = false;
+    if (assignment.heads.begin % group != 0 || assignment.heads.end % group != 0) complete_k_ = false;
+  }
+  if (computing == 1) complete_k_ = true;
+}
+
+Rows Gather::rows_of(const std::vector<int>& owners, bool queries) const {
+  const Problem& problem = pass_.problem();
+  Rows rows;
+  if (static_cast<int>(owners.size()) == ranks_) {
+    const std::int64_t tokens = queries ? problem.tokens_q : problem.tokens_k;
+    if (tokens > 0) rows.pieces.push_back({0, 1, tokens});
+    return rows;
+  }
+  const auto& shards = queries ? pass_.setting().shards_q : pass_.setting().shards_k;
+  for (int owner : owners) {
+    const auto& pieces = shards[static_cast<std::size_t>(owner)].pieces;
+    rows.pieces.insert(rows.pieces.end(), pieces.begin(), pieces.end());
+  }
+  return rows;
+}
+
+// The rows of `owner` that `reader` needs for its assignment.
+std::vector<Box> Gather::reads(int reader, int owner, bool queries, bool count_excess) const {
+  const Assignment& assignment = assignments_[static_cast<std::size_t>(reader)];
+  const std::vector<int>& owners = queries ? assignment.query_owners : assignment.key_owners;
+  if (!assignment.computes() || !is_member(owners, owner)) return {};
+  const Rows mine = rows_of({owner}, queries);
+  Reads found = queries ? queries_reading(pass_.problem(), mine, assignment.heads, rows_of(assignment.key_owners, false))
+                        : keys_read(pass_.problem(), rows_of(assignment.query_owners, true), assignment.heads, mine);
+  if (count_excess) builder_.program().excess_rows += found.excess_rows;
+  return std::move(found.boxes);
+}
+
+RegionId Gather::staging_for(const std::vector<Box>& boxes, const std::vector<Part>& parts, const std::vector<Entry>& own) {
+  for (const Packed& packed : packed_) {
+    if (packed.boxes == boxes && packed.parts == parts) return packed.region;
+  }
+  const RegionId region = builder_.region("staging", Component::staging);
+  pass_.pack(builder_.stage(0).before, own, builder_.bundle(boxes, parts), region);
+  packed_.push_back({boxes, parts, region});
+  return region;
+}
+
+void Gather::send_inputs() {
+  for (int t = 1; t < ranks_; ++t) {
+    const int peer = (rank_ + t) % ranks_;
+    for (const bool queries : {false, true}) {
+      const std::vector<Box> boxes = reads(peer, rank_, queries);
+      const std::vector<Part> parts = queries ? pass_.query_inputs() : pass_.key_inputs();
+      if (boxes.empty() || parts.empty()) continue;
+      const RegionId region = staging_for(boxes, parts, queries ? pass_.own_q() : pass_.own_k());
+      builder_.send(0, queries ? 1 : 0, peer, region, builder_.bundle(boxes, parts), rank_, TransferOp::copy);
+    }
+  }
+}
+
+void Gather::receive_inputs() {
+  for (int t = 1; t < ranks_; ++t) {
+    const int peer = (rank_ - t + ranks_) % ranks_;
+    for (const bool queries : {false, true}) {
+      const std::vector<Box> boxes = reads(rank_, peer, queries, true);
+      if (boxes.empty()) continue;
+      const std::int32_t bundle = builder_.bundle(boxes, queries ? pass_.query_inputs() : pass_.key_inputs());
+      const RegionId region = builder_.region(queries ? "queries of a peer" : "keys of a peer", Component::buckets);
+      builder_.receive(0, queries ? 1 : 0, peer, region, bundle, peer, TransferOp::copy);
+      std::vector<Entry> entries = builder_.place(bundle, region);
+      if (queries && pass_.problem().replicated_q) pass_.use_replicated(entries);
+      (queries ? queries_ : keys_).push_back({peer, std::move(entries)});
+    }
+  }
+}
+
+void Gather::compute() {
+  const HeadRange heads = mine_.heads;
+  const bool backward = pass_.is_backward();
+  const bool own = is_member(mine_.query_owners, rank_);
+  std::vector<Launch>& rest = builder_.stage(1, "gathered rows").compute;
+  for (Guest& guest : queries_) {
+    if (backward) {
+      pass_.add_gradients(guest.entries, false, builder_.region("dq of a peer", Component::gradients), rest);
+    } else {
+      pass_.add_state(guest.entries, builder_.region("state of a peer", Component::state), rest);
+    }
+  }
+  if (backward) {
+    for (Guest& guest : keys_) {
+      pass_.add_gradients(guest.entries, true, builder_.region("dk, dv of a peer", Component::gradients), rest);
+    }
+  }
+  if (own) {
+    builder_.attend(builder_.stage(0, "own rows").compute, backward, pass_.attend_items(pass_.own_q(), pass_.own_k(), heads));
+  }
+  std::vector<Entry> all_queries;
+  std::vector<Entry> peer_keys;
+  for (const Guest& guest : queries_) all_queries.insert(all_queries.end(), guest.entries.begin(), guest.entries.end());
+  for (const Guest& guest : keys_) peer_keys.insert(peer_keys.end(), guest.entries.begin(), guest.entries.end());
+  builder_.attend(rest, backward, pass_.attend_items(all_queries, pass_.own_k(), heads));
+  if (own) all_queries.insert(all_queries.begin(), pass_.own_q().begin(), pass_.own_q().end());
+  builder_.attend(rest, backward, pass_.attend_items(all_queries, peer_keys, heads));
+}
+
+void Gather::return_queries() {
+  std::vector<Launch>& rest = builder_.stage(1).compute;
+  for (const Guest& guest : queries_) {
+    std::vector<Box> boxes;
+    for (const Entry& entry : guest.entries) boxes.push_back(entry.box);
+    const std::int32_t bundle = builder_.bundle(boxes, pass_.query_results(complete_q_));
+    const RegionId region = builder_.region("results for a peer", Component::staging);
+    if (pass_.is_backward()) {
+      pass_.pack(rest, guest.entries, bundle, region);
+    } else {
+      pass_.finalize_into(rest, guest.entries, bundle, region, complete_q_);
+    }
+    builder_.send(2, 0, guest.owner, region, bundle, guest.owner, complete_q_ ? TransferOp::copy : TransferOp::merge);
+  }
+}
+
+void Gather::return_keys() {
+  if (!pass_.is_backward()) return;
+  for (const Guest& guest : keys_) {
+    std::vector<Box> boxes;
+    for (const Entry& entry : guest.entries) boxes.push_back(entry.box);
+    const std::int32_t bundle = builder_.bundle(boxes, pass_.key_results(complete_k_));
+    const RegionId region = builder_.region("dk, dv for a peer", Component::staging);
+    pass_.pack(builder_.stage(1).compute, guest.entries, bundle, region);
+    builder_.send(2, 1, guest.owner, region, bundle, guest.owner, complete_k_ ? TransferOp::copy : TransferOp::add);
+  }
+}
+
+void Gather::take_results() {
+  for (int t = 1; t < ranks_; ++t) {
+    const int peer = (rank_ + t) % ranks_;
+    for (const bool queries : {true, false}) {
+      const std::vector<Part> parts = queries ? pass_.query_results(complete_q_) : pass_.key_results(complete_k_);
+      const std::vector<Box> boxes = reads(peer, rank_, queries);
+      if (boxes.empty() || parts.empty()) continue;
+      const bool complete = queries ? complete_q_ : complete_k_;
+      const TransferOp op = complete ? TransferOp::copy : (queries ? TransferOp::merge : TransferOp::add);
+      const std::int32_t bundle = builder_.bundle(boxes, parts);
+      const RegionId region = builder_.region("results of a peer", Component::staging);
+      builder_.receive(2, queries ? 0 : 1, peer, region, bundle, rank_, op);
+      pass_.take_in(builder_.stage(3, "take in").before, builder_.place(bundle, region), parts, op,
+                    queries ? pass_.own_q() : pass_.own_k());
+    }
+  }
+}
+
+void Gather::write() {
+  // Where a partial result returns, its owner holds the state of all heads; otherwise only of what it computes itself.
+  const bool merges = !pass_.is_backward() && !complete_q_;
+  const bool saved = pass_.setting().states > 1 || pass_.setting().keeps_o_float32();
+  const bool own = is_member(mine_.query_owners, rank_);
+  pass_.make_own(merges || saved ? pass_.all_heads() : (own ? mine_.heads : HeadRange{0, 0}));
+  pass_.begin(0);
+  send_inputs();
+  if (mine_.computes()) {
+    receive_inputs();
+    compute();
+    return_queries();
+    return_keys();
+  }
+  take_results();
+  pass_.end(3);
+}
+
+}  // namespace
+
+void stage_gather(PassBuilder& pass) { Gather(pass).write(); }
+
+}  // namespace ringspan::internal

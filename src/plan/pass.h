@@ -1,0 +1,103 @@
+// PassBuilder: what every strategy shares when it writes the program of one pass on one rank: the rank's own rows, the
+// state, the gradients, the first and the last steps. The strategies (stream.cc, gather.cc) add transfers and tasks.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "plan/builder.h"
+#include "plan/reads.h"
+#include "plan/strategy.h"
+
+namespace ringspan::internal {
+
+// What is the same for all ranks, made once per plan.
+struct Setting {
+  const Problem* problem = nullptr;
+  PlanOptions options;  // strategy resolved
+  std::vector<Shard> shards_q, shards_k;
+  std::int64_t bucket_rows = 0;  // > 0 for streaming strategies
+  int states = 1;
+
+  int ranks() const { return problem->ranks; }
+  // 16-bit training keeps o in float32.
+  bool keeps_o_float32() const {
+    return problem->dtype != DType::float32 && options.backward && options.keep_o_float32;
+  }
+};
+
+class PassBuilder {
+ public:
+  PassBuilder(const Setting& setting, int rank, bool backward);
+
+  const Problem& problem() const { return *setting_.problem; }
+  const Setting& setting() const { return setting_; }
+  int rank() const { return rank_; }
+  bool is_backward() const { return backward_; }
+  ProgramBuilder& builder() { return builder_; }
+
+  // The rank's own rows: all of its queries (keys), with every location that this pass has. States exist for all heads, or
+  // only for `heads` where another rank computes the rest and returns finished rows.
+  void make_own(HeadRange heads);
+  const std::vector<Entry>& own_q() const { return own_q_; }
+  const std::vector<Entry>& own_k() const { return own_k_; }
+
+  // Fills, delta: launches that come first.
+  void begin(std::int64_t stage);
+  // State -> o and lse, or float32 gradients -> the caller's; sinks; replicated outputs. Stages from `stage` on.
+  void end(std::int64_t stage);
+
+  // Tasks of queries against keys, restricted to `heads`.
+  std::vector<AttendItem> attend_items(std::span<const Entry> queries, std::span<const Entry> keys, HeadRange heads) const;
+
+  // A state for received queries: m, l, acc of every entry, in `region`; with the launches that make it the identity.
+  void add_state(std::vector<Entry>& entries, RegionId region, std::vector<Launch>& fill);
+  // Float32 gradients for rows at hand, densely in `region`; with the launches that make them zero.
+  void add_gradients(std::vector<Entry>& entries, bool key_side, RegionId region, std::vector<Launch>& fill);
+
+  // Received queries whose rows this rank holds itself, because every rank holds all of them.
+  void use_replicated(std::vector<Entry>& entries);
+
+  // Packs the parts of own (or relayed) rows into a bundle placed in `region`.
+  void pack(std::vector<Launch>& where, std::span<const Entry> sources, std::int32_t bundle, RegionId region);
+  // Takes received rows in: copies to, adds to, or merges into the destinations.
+  void take_in(std::vector<Launch>& where, std::span<const Entry> received, std::span<const Part> parts, TransferOp op,
+               std::span<const Entry> destinations);
+  // m, l, acc of the entries -> the parts of a result bundle placed in `region` (normalised o and lse).
+  void finalize_into(std::vector<Launch>& where, std::span<const Entry> states, std::int32_t bundle, RegionId region,
+                     bool complete);
+
+  // The parts of messages, float32 first.
+  std::vector<Part> key_inputs() const;
+  std::vector<Part> query_inputs() const;     // empty where every rank holds them
+  std::vector<Part> query_results(bool complete) const;
+  std::vector<Part> key_results(bool complete) const;
+
+  HeadRange all_heads() const { return {0, problem().heads}; }
+  Part part(TensorKind kind, int state = 0) const;          // in the storage dtype where it has one
+  Part part_float32(TensorKind kind, int state = 0) const;  // in float32
+
+  Program finish();
+
+ private:
+  std::vector<Entry> pieces_as_entries(const Shard& shard, int heads) const;
+  void make_own_forward(HeadRange heads);
+  void make_own_backward();
+  std::vector<RowItem> over(std::span<const Entry> entries, std::span<const Part> parts, HeadRange heads) const;
+  void fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& part, float value, HeadRange heads);
+  void end_forward(std::int64_t stage);
+  void end_backward(std::int64_t stage);
+  void replicate(std::int64_t stage, std::vector<Part> parts);
+  void sum_sink_gradients(std::int64_t stage);
+
+  const Setting& setting_;
+  int rank_;
+  bool backward_;
+  ProgramBuilder builder_;
+  HeadRange state_heads_;
+  std::vector<Entry> own_q_, own_k_;
+};
+
+}  // namespace ringspan::internal

@@ -1,0 +1,95 @@
+#include "ringspan/plan.h"
+
+#include <algorithm>
+#include <array>
+
+#include "base/check.h"
+#include "plan/cost.h"
+#include "plan/plan_data.h"
+
+namespace ringspan {
+namespace internal {
+
+std::string_view to_string(TensorKind kind) {
+  static constexpr std::array<std::string_view, 18> kNames{"q",  "k",  "v",     "o", "lse", "do",  "dlse",      "dq",          "dk",
+                                                           "dv", "delta", "m", "l",   "acc", "partial_o", "partial_lse", "o_float32",
+                                                           "sink_gradient"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::string_view to_string(LaunchKind kind) {
+  static constexpr std::array<std::string_view, 11> kNames{"fill",  "copy",   "add",             "merge",         "merge_states", "finalize",
+                                                           "delta", "attend", "attend_backward", "sink_gradient", "sum_sinks"};
+  return kNames[static_cast<std::size_t>(kind)];
+}
+
+std::string_view to_string(Component component) {
+  static constexpr std::array<std::string_view, 6> kNames{"buckets", "staging", "state", "gradients", "saved", "scratch"};
+  return kNames[static_cast<std::size_t>(component)];
+}
+
+}  // namespace internal
+
+namespace {
+
+const internal::Program& program_of(const internal::PlanData& data, Pass pass) {
+  RINGSPAN_CHECK(pass == Pass::forward || data.has_backward);
+  return pass == Pass::forward ? data.forward : data.backward;
+}
+
+}  // namespace
+
+const Problem& Plan::problem() const { return data_->problem; }
+const PlanOptions& Plan::options() const { return data_->options; }
+Strategy Plan::strategy() const { return data_->options.strategy; }
+int Plan::rank() const { return data_->rank; }
+std::int64_t Plan::bucket_rows() const { return data_->options.bucket_rows; }
+std::int64_t Plan::modelled_nanoseconds() const { return data_->nanoseconds; }
+std::vector<Rejected> Plan::rejected() const { return data_->rejected; }
+std::uint64_t Plan::fingerprint() const { return data_->fingerprint; }
+std::string Plan::pairs() const { return ringspan::to_string(data_->forward.pairs); }
+std::int64_t Plan::excess_rows() const { return data_->forward.excess_rows; }
+
+std::int64_t Plan::arena_bytes() const { return std::max(data_->forward.arena_bytes, data_->backward.arena_bytes); }
+
+std::int64_t Plan::arena_bytes(int rank) const {
+  return rank == data_->rank ? arena_bytes() : make_plan(data_->problem, data_->options, rank).arena_bytes();
+}
+
+std::vector<MemoryLine> Plan::memory(Pass pass) const {
+  std::vector<MemoryLine> lines = internal::caller_memory(data_->problem, data_->shard_q.rows, data_->shard_k.rows, pass);
+  std::array<std::int64_t, 6> bytes{};
+  for (const internal::Region& region : program_of(*data_, pass).regions) {
+    bytes[static_cast<std::size_t>(region.component)] += region.bytes;
+  }
+  for (std::size_t i = 0; i < bytes.size(); ++i) {
+    lines.push_back({std::string(internal::to_string(static_cast<internal::Component>(i))), bytes[i], true});
+  }
+  return lines;
+}
+
+std::int64_t Plan::memory_bytes(Pass pass) const {
+  std::int64_t bytes = 0;
+  for (const MemoryLine& line : memory(pass)) bytes += line.bytes;
+  return bytes;
+}
+
+std::vector<PeerBytes> Plan::traffic(Pass pass) const {
+  std::vector<PeerBytes> peers(static_cast<std::size_t>(data_->problem.ranks));
+  for (const internal::Stage& stage : program_of(*data_, pass).stages) {
+    for (const internal::Round& round : stage.rounds) {
+      for (const internal::Transfer& transfer : round.transfers) {
+        PeerBytes& peer = peers[static_cast<std::size_t>(transfer.peer)];
+        (transfer.send ? peer.sent_bytes : peer.received_bytes) += transfer.bytes;
+        (transfer.send ? peer.sent_messages : peer.received_messages) += 1;
+      }
+    }
+  }
+  return peers;
+}
+
+double Plan::flops(Pass pass) const {
+  return static_cast<double>(program_of(*data_, pass).pairs) * static_cast<double>(internal::flops_per_pair(data_->problem, pass));
+}
+
+}  // namespace ringspan

@@ -1,0 +1,129 @@
+#include "plan/reads.h"
+
+#include <algorithm>
+#include <numeric>
+
+#include "pattern/lower.h"
+
+namespace ringspan::internal {
+namespace {
+
+// Positions that are split by residue rather than covered, at most this many classes.
+constexpr std::int64_t kMaxClasses = 64;
+
+Slice transposed(const Slice& slice) {
+  Slice result = slice;
+  std::swap(result.q, result.k);
+  result.lo = -slice.hi;
+  result.hi = -slice.lo;
+  return result;
+}
+
+// The keys of a normalized slice that have a query. After normalization all keys do, except where the queries are spaced
+// wider than the band: then only some residues of the keys meet one, and each residue class does so as a whole.
+void keys_with_partner(const Slice& slice, std::vector<Progression>& out) {
+  const std::int64_t stride_q = slice.q.count > 1 ? slice.q.stride : 1;
+  const std::int64_t stride_k = slice.k.stride;
+  const bool wide = slice.q.count <= 1 || slice.hi - slice.lo + 1 >= stride_q || stride_k % stride_q == 0;
+  const std::int64_t classes = stride_q / std::gcd(stride_q, stride_k);
+  if (wide || slice.k.count == 1 || classes > kMaxClasses) {
+    out.push_back(slice.k);
+    return;
+  }
+  for (std::int64_t c = 0; c < std::min(classes, slice.k.count); ++c) {
+    const Progression keys{slice.k.at(c), stride_k * classes, (slice.k.count - 1 - c) / classes + 1};
+    const Slice part = normalize(restrict_k(slice, keys));
+    if (part.q.count > 0 && part.k.count > 0) out.push_back(part.k);
+  }
+}
+
+Restriction hull(const Rows& queries, const Rows& keys, HeadRange heads) {
+  Restriction restriction;
+  restriction.q_begin = restriction.k_begin = kNoHigh;
+  for (const Progression& piece : queries.pieces) {
+    restriction.q_begin = std::min(restriction.q_begin, piece.first);
+    restriction.q_end = std::max(restriction.q_end, piece.end());
+  }
+  for (const Progression& piece : keys.pieces) {
+    restriction.k_begin = std::min(restriction.k_begin, piece.first);
+    restriction.k_end = std::max(restriction.k_end, piece.end());
+  }
+  restriction.head_begin = heads.begin;
+  restriction.head_end = heads.end;
+  return restriction;
+}
+
+Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys, bool key_side) {
+  Reads reads;
+  if (queries.empty() || keys.empty() || heads.begin >= heads.end) return reads;
+  const std::vector<Progression>& owned = key_side ? keys.pieces : queries.pieces;
+  const std::vector<Progression>& others = key_side ? queries.pieces : keys.pieces;
+  std::vector<BoxSet> sets(owned.size());
+  std::vector<Progression> positions;
+  for_each_slice(problem, hull(queries, keys, heads), [&](const Slice& found) {
+    const Slice slice = key_side ? found : transposed(found);  // the owned side is k
+    const std::vector<Progression> head_sets =
+        key_side ? kv_heads_of(slice.heads, problem.group()) : std::vector<Progression>{slice.heads};
+    for (std::size_t i = 0; i < owned.size(); ++i) {
+      const Slice mine = restrict_k(slice, owned[i]);
+      if (mine.k.empty()) continue;
+      positions.clear();
+      for (const Progression& piece : others) {
+        const Slice part = normalize(restrict_q(mine, piece));
+        if (part.q.count > 0 && part.k.count > 0) keys_with_partner(part, positions);
+      }
+      for (const Progression& progression : positions) {
+        for (const Progression& head_set : head_sets) {
+          sets[i].add({slice.batch_first, slice.batch_count, head_set, progression});
+        }
+      }
+    }
+  });
+  for (const BoxSet& set : sets) {
+    const std::vector<Box> boxes = set.boxes();
+    reads.boxes.insert(reads.boxes.end(), boxes.begin(), boxes.end());
+    reads.excess_rows += set.excess_rows();
+  }
+  return reads;
+}
+
+}  // namespace
+
+Reads keys_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys) {
+  return rows_read(problem, queries, heads, keys, true);
+}
+
+Reads queries_reading(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys) {
+  return rows_read(problem, queries, heads, keys, false);
+}
+
+std::vector<Progression> kv_heads_of(const Progression& heads, int group) {
+  if (heads.empty()) return {};
+  if (heads.count == 1) return {{heads.first / group, 1, 1}};
+  if (heads.stride <= group) return {{heads.first / group, 1, heads.last() / group - heads.first / group + 1}};
+  if (heads.stride % group == 0) return {{heads.first / group, heads.stride / group, heads.count}};
+  // Wider than a group and not a multiple of it: no two heads share a kv head, and every `period`-th one is affine.
+  const std::int64_t period = group / std::gcd(heads.stride, std::int64_t{group});
+  std::vector<Progression> result;
+  for (std::int64_t c = 0; c < std::min(period, heads.count); ++c) {
+    result.push_back({heads.at(c) / group, heads.stride * period / group, (heads.count - 1 - c) / period + 1});
+  }
+  return result;
+}
+
+std::vector<Progression> heads_reading(const Progression& heads, int group, const Progression& kv_heads) {
+  std::vector<Progression> result;
+  if (heads.empty() || kv_heads.empty()) return result;
+  if (kv_heads.count == 1 || kv_heads.stride == 1) {
+    const Progression part = clip(heads, kv_heads.first * group, (kv_heads.last() + 1) * group);
+    if (!part.empty()) result.push_back(part);
+    return result;
+  }
+  for (int c = 0; c < group; ++c) {
+    const Progression part = intersect(heads, {kv_heads.first * group + c, kv_heads.stride * group, kv_heads.count});
+    if (!part.empty()) result.push_back(part);
+  }
+  return result;
+}
+
+}  // namespace ringspan::internal

@@ -1,0 +1,39 @@
+// Who reads which rows: the one rule from which every transfer follows. Both ends of a transfer evaluate the same function on
+// the same arguments, so what one plans to send is what the other plans to receive.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "plan/box.h"
+
+namespace ringspan::internal {
+
+// Positions of one or more ranks, with the query heads that matter.
+struct Rows {
+  std::vector<Progression> pieces;  // disjoint
+  bool empty() const { return pieces.empty(); }
+};
+
+struct HeadRange {
+  int begin = 0;
+  int end = 0;
+};
+
+struct Reads {
+  std::vector<Box> boxes;  // disjoint; on the key side in kv heads, on the query side in query heads
+  std::int64_t excess_rows = 0;
+};
+
+// Rows of `keys` (in kv heads) that some query of `queries`, in `heads`, attends.
+Reads keys_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys);
+// Rows of `queries` (in query heads) that attend some key of `keys`.
+Reads queries_reading(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys);
+
+// The kv heads that a progression of query heads reads, as disjoint progressions.
+std::vector<Progression> kv_heads_of(const Progression& heads, int group);
+// The query heads of `heads` whose kv head is in `kv_heads`, as disjoint progressions.
+std::vector<Progression> heads_reading(const Progression& heads, int group, const Progression& kv_heads);
+
+}  // namespace ringspan::internal
