@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstddef>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <span>
@@ -31,5 +32,52 @@ std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks);
 // Runs `body` as every rank, each on a thread of its own, and returns when all have ended. When a body throws, the others
 // are aborted and the error that came first (not one that it induced in another rank) is thrown.
 void run_thread_ranks(int ranks, const RankBody& body);
+
+// The two sockets that join this rank to one peer; both are connected stream sockets.
+struct PeerSockets {
+  int data = -1;     // payload, read only while a receive is posted: unexpected data stays in the kernel
+  int control = -1;  // heartbeats, aborts and farewells, read always
+};
+
+// A communicator over sockets that are connected already; `peers` has one entry per rank, the one of `rank` is ignored. Takes
+// the sockets over and closes them in the end; when it throws they are still the caller's. duplicate() passes new sockets to
+// the peers and so needs AF_UNIX.
+std::unique_ptr<Communicator> make_socket_communicator(int rank, std::span<const PeerSockets> peers);
+
+// How one forked rank ended.
+struct RankOutcome {
+  std::exception_ptr error;  // null: the body returned. What it threw arrives as the same class of ringspan::Error.
+  std::string message;       // of the error
+  bool told_by_peer = false;  // the error began in another rank
+  int signal = 0;             // that killed the process; 0: none
+};
+
+struct ForkOptions {
+  // Ranks that still run so long after the first error are killed; stopped ones are as soon as no other is left.
+  Communicator::Seconds grace{10.0};
+};
+
+// Runs `body` as every rank, each in a process forked from this one and joined by AF_UNIX sockets, and returns when all have
+// ended; no process is left behind. What the body changes in memory is lost, except inside a SharedMemory made before. Call it
+// while this process has no other threads: they do not exist in the children.
+std::vector<RankOutcome> try_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options = {});
+
+// The same, and throws the error that came first (a killed process before the errors that this induced in others).
+void run_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options = {});
+
+// Zeroed memory that forked ranks share with their parent: how they return results.
+class SharedMemory {
+ public:
+  explicit SharedMemory(std::size_t bytes);  // throws Error where the system refuses
+  ~SharedMemory();
+  SharedMemory(const SharedMemory&) = delete;
+  SharedMemory& operator=(const SharedMemory&) = delete;
+
+  std::span<std::byte> bytes() const { return {data_, bytes_}; }
+
+ private:
+  std::byte* data_ = nullptr;
+  std::size_t bytes_ = 0;
+};
 
 }  // namespace ringspan

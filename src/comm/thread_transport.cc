@@ -39,7 +39,7 @@ class ThreadTransport final : public Transport {
   void block(TimePoint until) override;
   TimePoint last_sign_of_life(int peer) const override;
   bool has_left(int peer) const override;
-  void tell_peers(const std::string& what) override;
+  void tell_peers(const std::string& cause) override;
   void withdraw() override;
   std::unique_ptr<Communicator> make_duplicate() override;
 
@@ -211,8 +211,7 @@ Transport::TimePoint ThreadTransport::last_sign_of_life(int peer) const {
 
 bool ThreadTransport::has_left(int peer) const { return world_->endpoint(peer).left.load(std::memory_order_acquire); }
 
-void ThreadTransport::tell_peers(const std::string& what) {
-  const std::string cause = fmt::format("rank {} {}", rank(), what);
+void ThreadTransport::tell_peers(const std::string& cause) {
   for (int peer = 0; peer < size(); ++peer) {
     if (peer != rank()) world_->make_fail(peer, cause, true);
   }

@@ -96,7 +96,7 @@ void Transport::abort(const std::string& reason) noexcept {
     const bool repeats = reason.compare(0, own.size(), own) == 0;
     const std::string what = "aborted: " + (repeats ? reason.substr(own.size()) : reason);
     become_failed(what, false);
-    tell_peers(what);
+    tell_peers(fmt::format("rank {} {}", rank_, what));
     withdraw();
   } catch (...) {
     failed_ = true;
@@ -111,13 +111,14 @@ std::unique_ptr<Communicator> Transport::duplicate() {
 
 void Transport::fail(std::string_view cause) {
   become_failed(cause, false);
-  tell_peers("failed: " + failure_.substr(prefix().size()));
+  tell_peers(fmt::format("rank {} failed: {}", rank_, failure_.substr(prefix().size())));
   withdraw();
   throw CommError(failure_);
 }
 
-void Transport::fail_told_by_peer(std::string_view cause) {
+void Transport::fail_told_by_peer(const std::string& cause) {
   become_failed(cause, true);
+  tell_peers(cause);
   withdraw();
   throw PeerFailure(failure_);
 }

@@ -87,16 +87,17 @@ class Transport : public Communicator {
   virtual TimePoint last_sign_of_life(int peer) const = 0;
   // True when the peer has left for good and nothing that is not complete by now ever will be.
   virtual bool has_left(int peer) const = 0;
-  // Tells the peers that this rank is out; `what` continues "rank 3 ": "failed: ...", "aborted: ...".
-  virtual void tell_peers(const std::string& what) = 0;
+  // Tells the peers that they must fail too; `cause` says which rank it began in: "rank 3 failed: ...", "rank 3 aborted: ...".
+  virtual void tell_peers(const std::string& cause) = 0;
   // After this no posted buffer is touched any more.
   virtual void withdraw() = 0;
   virtual std::unique_ptr<Communicator> make_duplicate() = 0;
 
   // Makes the communicator failed and throws. `cause` follows "rank 3/8: waiting for ...: ".
   [[noreturn]] void fail(std::string_view cause);
-  // The same where the cause is that a peer told us; the peers know already.
-  [[noreturn]] void fail_told_by_peer(std::string_view cause);
+  // The same where a peer told us. The cause is passed on unchanged: whoever told us may not have reached everyone yet, and
+  // our leaving must not look like the cause.
+  [[noreturn]] void fail_told_by_peer(const std::string& cause);
 
   bool failed() const { return failed_; }
   std::string prefix() const;  // "rank 3/8: "

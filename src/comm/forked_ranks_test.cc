@@ -1,0 +1,142 @@
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <csignal>
+#include <cstring>
+#include <stdexcept>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ringspan/error.h"
+#include "ringspan/transports.h"
+
+namespace ringspan {
+namespace {
+
+using Direction = Message::Direction;
+using testing::HasSubstr;
+using testing::StartsWith;
+constexpr Communicator::Seconds kPatience{60.0};
+
+// A ring step: everybody needs everybody within size() steps.
+void ring_step(Communicator& comm, std::uint64_t round, Communicator::Seconds deadline = kPatience) {
+  const int size = comm.size();
+  if (size == 1) return;
+  int mine = comm.rank();
+  int received = -1;
+  const std::array batch{Message{Direction::send, (comm.rank() + 1) % size, &mine, sizeof mine},
+                         Message{Direction::receive, (comm.rank() + size - 1) % size, &received, sizeof received}};
+  comm.wait(comm.post(round, batch), deadline);
+  if (received != (comm.rank() + size - 1) % size) throw std::logic_error("wrong value");
+}
+
+TEST(ForkedRanksTest, SharedMemoryReturnsResults) {
+  for (const int ranks : {1, 2, 5}) {
+    SharedMemory shared(static_cast<std::size_t>(ranks) * sizeof(int));
+    run_forked_ranks(ranks, [&](Communicator& comm) {
+      for (std::uint64_t round = 0; round < 20; ++round) ring_step(comm, round);
+      const int value = 100 + comm.rank();
+      std::memcpy(shared.bytes().data() + sizeof value * static_cast<std::size_t>(comm.rank()), &value, sizeof value);
+    });
+    for (int rank = 0; rank < ranks; ++rank) {
+      int value = 0;
+      std::memcpy(&value, shared.bytes().data() + sizeof value * static_cast<std::size_t>(rank), sizeof value);
+      EXPECT_EQ(value, 100 + rank);
+    }
+  }
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);  // no child is left
+  EXPECT_EQ(errno, ECHILD);
+}
+
+TEST(ForkedRanksTest, TheRootCauseKeepsItsClass) {
+  const auto body = [](Communicator& comm) {
+    if (comm.rank() == 2) throw Unsupported("paged keys are not supported");
+    ring_step(comm, 0);
+    ring_step(comm, 1);
+    ring_step(comm, 2);
+  };
+  try {
+    run_forked_ranks(4, body);
+    FAIL() << "expected an error";
+  } catch (const Unsupported& error) {
+    EXPECT_STREQ(error.what(), "paged keys are not supported");
+  }
+  const auto outcomes = try_forked_ranks(4, body);
+  for (const int rank : {0, 1, 3}) {
+    const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_TRUE(outcome.told_by_peer) << outcome.message;
+    EXPECT_THAT(outcome.message, HasSubstr("rank 2 aborted: paged keys are not supported"));
+  }
+}
+
+TEST(ForkedRanksTest, AKilledRankIsTheCauseAndEveryOtherNamesIt) {
+  const auto body = [](Communicator& comm) {
+    for (std::uint64_t round = 0; round < 5; ++round) ring_step(comm, round);
+    if (comm.rank() == 1) ::raise(SIGKILL);
+    for (std::uint64_t round = 5; round < 20; ++round) ring_step(comm, round);
+  };
+  const auto outcomes = try_forked_ranks(4, body);
+  EXPECT_EQ(outcomes[1].signal, SIGKILL);
+  EXPECT_THAT(outcomes[1].message, StartsWith("rank 1/4: killed by signal 9"));
+  for (const int rank : {0, 2, 3}) {
+    const RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
+    EXPECT_NE(outcome.error, nullptr);
+    EXPECT_THAT(outcome.message, HasSubstr("rank 1 died: its connection closed"));
+  }
+  EXPECT_THROW(run_forked_ranks(4, body), CommError);
+}
+
+TEST(ForkedRanksTest, AnExitInTheBodyIsADeath) {
+  const auto outcomes = try_forked_ranks(2, [](Communicator& comm) {
+    if (comm.rank() == 1) ::_exit(7);
+    ring_step(comm, 0);
+  });
+  EXPECT_EQ(outcomes[1].message, "rank 1/2: exited with status 7 in its body");
+  EXPECT_THAT(outcomes[0].message, HasSubstr("rank 1 died"));
+}
+
+TEST(ForkedRanksTest, AStoppedRankIsMissedAtTheDeadlineAndCleanedUp) {
+  const auto outcomes = try_forked_ranks(3, [](Communicator& comm) {
+    ring_step(comm, 0);
+    if (comm.rank() == 2) ::raise(SIGSTOP);
+    for (std::uint64_t round = 1; round < 10; ++round) ring_step(comm, round, Communicator::Seconds(0.5));
+  });
+  EXPECT_EQ(outcomes[2].message, "rank 2/3: was stopped, and killed when no other rank was left");
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].message, HasSubstr("no sign of life"));
+  }
+  EXPECT_THAT(outcomes[0].message, HasSubstr("rank 2 in round"));
+}
+
+TEST(ForkedRanksTest, ARankThatRunsOnAfterAnErrorIsKilled) {
+  ForkOptions options;
+  options.grace = Communicator::Seconds(0.2);
+  const auto outcomes = try_forked_ranks(
+      2,
+      [](Communicator& comm) {
+        if (comm.rank() == 0) throw InvalidArgument("no");
+        while (true) ::pause();
+      },
+      options);
+  EXPECT_EQ(outcomes[0].message, "no");
+  EXPECT_EQ(outcomes[1].message, "rank 1/2: still ran long after another rank had failed, and was killed");
+}
+
+TEST(SocketCommunicatorTest, RefusesWhatIsNotASocket) {
+  const std::array<PeerSockets, 2> peers{PeerSockets{}, PeerSockets{-1, -1}};
+  try {
+    make_socket_communicator(0, peers);
+    FAIL() << "expected an error";
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "peers[1].data (-1) must be a connected stream socket");
+  }
+  EXPECT_THROW(make_socket_communicator(2, peers), InvalidArgument);
+  EXPECT_THROW(make_socket_communicator(-1, peers), InvalidArgument);
+}
+
+}  // namespace
+}  // namespace ringspan
