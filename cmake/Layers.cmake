@@ -20,6 +20,9 @@ if(RINGSPAN_SANITIZE)
 endif()
 
 set_property(GLOBAL PROPERTY RINGSPAN_LIBRARY_LAYERS "")
+if(RINGSPAN_TESTS)
+  add_custom_target(core_tests)  # what runs under the sanitizers
+endif()
 
 # ringspan_layer(NAME [OUTSIDE_LIBRARY] [DEPS lower layers] [LINK libraries] [EXCLUDE regexes of files])
 function(ringspan_layer name)
@@ -96,6 +99,9 @@ function(ringspan_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ringspan_options fmt::fmt Threads::Threads GTest::gtest_main GTest::gmock
                         rapidcheck ${arg_LINK})
+  if(core IN_LIST arg_LABELS)
+    add_dependencies(core_tests ${name})
+  endif()
   add_test(NAME ${name} COMMAND ${name})
   set_tests_properties(${name} PROPERTIES TIMEOUT 600 LABELS "${arg_LABELS}")
 endfunction()

@@ -1,0 +1,44 @@
+# The commands of the house; `make help` lists them. Everything is built under build/, tools live in .venv.
+JOBS ?= $(shell nproc)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup build demo demo-cli test test-quick bench sanitize format lint clean
+
+help: ## this list
+	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+
+setup: ## install what is missing (packages and .venv)
+	@scripts/setup
+
+build: setup ## build the library, the program and the tests: build/release
+	@cmake --preset release -Wno-dev --log-level=WARNING
+	cmake --build --preset release --parallel $(JOBS)
+
+demo: demo-cli ## the main job on real input, checked against the oracle
+
+demo-cli: build ## the demo of the command-line program
+	@scripts/demo build/release/bin/ringspan
+
+test: build ## every test
+	ctest --preset release --parallel $(JOBS)
+
+test-quick: build ## the tests but for the slow ones and packaging
+	ctest --preset quick --parallel $(JOBS)
+
+bench: build ## the benchmarks: JSON under build/bench
+	@scripts/bench
+
+sanitize: setup ## the core tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer
+	@scripts/sanitize asan
+	@scripts/sanitize tsan
+
+format: setup ## format the sources in place
+	@scripts/format
+
+lint: setup ## formatting, layers, clang-tidy
+	@scripts/format --check
+	@python3 tests/layers/check_layers.py
+	@scripts/lint
+
+clean: ## remove build/
+	rm -rf build
