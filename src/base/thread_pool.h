@@ -1,9 +1,15 @@
 // ThreadPool: a fixed set of threads for one rank's kernels.
 //
-// parallel_for(count, body) calls body(index, thread) for every index in [0, count), dealt one by one in ascending order;
-// thread is in [0, size()); the calling thread takes part as thread 0. Returns when all are done. While it waits or between
-// two of its own indices the caller runs `progress`. No allocation after construction. One caller at a time. Body must not
-// throw. What is computed must not depend on `thread` other than for scratch.
+// parallel_for(count, body, progress) calls body(index, thread) for every index in [0, count), dealt one by one in ascending
+// order; thread is in [0, size()); the calling thread takes part as thread 0. Returns when all are done. Between two of its
+// own indices, and about every 200 microseconds while it waits for others, the caller runs `progress`; an index that takes
+// longer than a millisecond should call it itself when thread == 0.
+//
+// Cost: no allocation after construction; one notify_all per call, none when count is 1 or the pool has one thread. The
+// caller waits only for threads that have begun an index. One caller at a time (checked). Body must not throw, except on the
+// calling thread what progress threw: then, as when progress throws between indices, no further index is begun, and the
+// exception leaves parallel_for once every running body has returned. What is computed must not depend on `thread` other
+// than for scratch.
 #pragma once
 
 #include <cstdint>

@@ -1,0 +1,149 @@
+#include "base/thread_pool.h"
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <optional>
+#include <thread>
+#include <vector>
+
+#include "base/check.h"
+
+namespace ringspan {
+namespace {
+
+using Body = FunctionRef<void(std::int64_t, int)>;
+
+// How long the caller sleeps between two calls of progress while others finish.
+constexpr std::chrono::microseconds kWaitStep{200};
+
+}  // namespace
+
+// One job at a time. A worker joins a job only while it is open, and the caller waits only for workers that joined: one
+// that the operating system has not scheduled yet delays nobody.
+struct ThreadPool::State {
+  std::mutex mutex;
+  std::condition_variable work_ready;  // a job was opened, or the pool stops
+  std::condition_variable workers_left;
+  bool stop = false;
+  bool open = false;         // workers may join
+  std::uint64_t job = 0;     // tells a worker whether it has already taken part
+  int joined = 0;            // workers inside the body loop
+  std::optional<Body> body;  // of the open job
+  std::int64_t count = 0;
+  std::atomic<std::int64_t> next{0};
+  std::vector<std::thread> threads;
+
+  void work(int thread);
+  void finish(FunctionRef<void()> progress, std::exception_ptr& failure);
+  void stop_all();
+};
+
+void ThreadPool::State::work(int thread) {
+  std::uint64_t done = 0;
+  std::unique_lock lock(mutex);
+  for (;;) {
+    work_ready.wait(lock, [&] { return stop || (open && job != done); });
+    if (stop) return;
+    done = job;
+    ++joined;
+    const Body run = *body;
+    const std::int64_t end = count;
+    lock.unlock();
+    for (std::int64_t index = next.fetch_add(1, std::memory_order_relaxed); index < end;
+         index = next.fetch_add(1, std::memory_order_relaxed)) {
+      run(index, thread);
+    }
+    lock.lock();
+    if (--joined == 0) workers_left.notify_one();
+  }
+}
+
+// Closes the job and waits for the workers that joined it. A failure of progress is kept until they have left, because the
+// body they run lives on the caller's stack.
+void ThreadPool::State::finish(FunctionRef<void()> progress, std::exception_ptr& failure) {
+  std::unique_lock lock(mutex);
+  open = false;
+  while (joined > 0) {
+    if (failure) {
+      workers_left.wait(lock, [&] { return joined == 0; });
+      break;
+    }
+    if (workers_left.wait_for(lock, kWaitStep, [&] { return joined == 0; })) break;
+    lock.unlock();
+    try {
+      progress();
+    } catch (...) {
+      failure = std::current_exception();
+    }
+    lock.lock();
+  }
+  body.reset();
+}
+
+void ThreadPool::State::stop_all() {
+  {
+    const std::lock_guard lock(mutex);
+    stop = true;
+  }
+  work_ready.notify_all();
+  for (std::thread& thread : threads) thread.join();
+}
+
+ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+  RINGSPAN_CHECK(threads >= 1);
+  state_->threads.reserve(static_cast<std::size_t>(threads) - 1);
+  try {
+    for (int thread = 1; thread < threads; ++thread) {
+      state_->threads.emplace_back([state = state_.get(), thread] { state->work(thread); });
+    }
+  } catch (...) {  // the system refused a thread: those that run must end before the state does
+    state_->stop_all();
+    throw;
+  }
+}
+
+ThreadPool::~ThreadPool() { state_->stop_all(); }
+
+int ThreadPool::size() const { return static_cast<int>(state_->threads.size()) + 1; }
+
+void ThreadPool::parallel_for(std::int64_t count, Body body, FunctionRef<void()> progress) {
+  if (count <= 0) return;
+  if (count == 1 || state_->threads.empty()) {
+    for (std::int64_t index = 0; index < count; ++index) {
+      if (index > 0) progress();
+      body(index, 0);
+    }
+    return;
+  }
+  State& state = *state_;
+  {
+    const std::lock_guard lock(state.mutex);
+    RINGSPAN_CHECK(!state.open && state.joined == 0);
+    state.body.emplace(body);
+    state.count = count;
+    state.next.store(0, std::memory_order_relaxed);
+    state.open = true;
+    ++state.job;
+  }
+  state.work_ready.notify_all();
+  std::exception_ptr failure;
+  try {
+    bool first = true;
+    for (std::int64_t index = state.next.fetch_add(1, std::memory_order_relaxed); index < count;
+         index = state.next.fetch_add(1, std::memory_order_relaxed)) {
+      if (!first) progress();
+      first = false;
+      body(index, 0);
+    }
+  } catch (...) {
+    failure = std::current_exception();
+    state.next.store(count, std::memory_order_relaxed);  // nobody begins another index
+  }
+  state.finish(progress, failure);
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace ringspan

@@ -1,0 +1,153 @@
+#include "base/thread_pool.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <new>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+namespace {
+std::atomic<long> allocations{0};
+}  // namespace
+
+// Counts allocations of the whole program: parallel_for must make none.
+[[gnu::noinline]] void* operator new(std::size_t size) {
+  allocations.fetch_add(1, std::memory_order_relaxed);
+  if (void* memory = std::malloc(size == 0 ? 1 : size)) return memory;
+  throw std::bad_alloc();
+}
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, std::size_t) noexcept { std::free(memory); }
+
+namespace ringspan {
+namespace {
+
+const auto no_progress = [] {};
+
+class ThreadPoolTest : public testing::TestWithParam<int> {};
+
+TEST_P(ThreadPoolTest, RunsEveryIndexOnce) {
+  ThreadPool pool(GetParam());
+  EXPECT_EQ(pool.size(), GetParam());
+  for (const std::int64_t count : {0, 1, 2, 3, 7, 100, 1000}) {
+    std::vector<int> runs(static_cast<std::size_t>(count), 0);  // plain ints: a double run is also a race under TSan
+    pool.parallel_for(
+        count,
+        [&](std::int64_t index, int thread) {
+          ASSERT_GE(thread, 0);
+          ASSERT_LT(thread, pool.size());
+          ++runs[static_cast<std::size_t>(index)];
+        },
+        no_progress);
+    for (const int n : runs) ASSERT_EQ(n, 1);
+  }
+}
+
+TEST_P(ThreadPoolTest, ThreadNumberIsExclusive) {
+  ThreadPool pool(GetParam());
+  std::vector<std::int64_t> scratch(static_cast<std::size_t>(GetParam()), 0);  // raced on, if two threads shared a number
+  for (int repeat = 0; repeat < 200; ++repeat) {
+    pool.parallel_for(
+        20, [&](std::int64_t, int thread) { ++scratch[static_cast<std::size_t>(thread)]; }, no_progress);
+  }
+  std::int64_t sum = 0;
+  for (const std::int64_t n : scratch) sum += n;
+  EXPECT_EQ(sum, 200 * 20);
+}
+
+TEST_P(ThreadPoolTest, ManyShortJobsSeeTheirOwnBody) {
+  ThreadPool pool(GetParam());
+  for (int job = 0; job < 3000; ++job) {
+    std::vector<int> seen(5, -1);
+    pool.parallel_for(
+        5, [&](std::int64_t index, int) { seen[static_cast<std::size_t>(index)] = job; }, no_progress);
+    for (const int value : seen) ASSERT_EQ(value, job);
+  }
+}
+
+TEST_P(ThreadPoolTest, AllocatesNothing) {
+  ThreadPool pool(GetParam());
+  std::atomic<std::int64_t> sum{0};
+  const auto body = [&](std::int64_t index, int) { sum += index; };
+  pool.parallel_for(50, body, no_progress);
+  const long before = allocations.load();
+  for (int repeat = 0; repeat < 100; ++repeat) pool.parallel_for(50, body, no_progress);
+  EXPECT_EQ(allocations.load(), before);
+}
+
+TEST_P(ThreadPoolTest, ProgressRunsOnTheCallerOnly) {
+  ThreadPool pool(GetParam());
+  const auto caller = std::this_thread::get_id();
+  std::atomic<bool> progressed{false};
+  int calls = 0;  // not atomic: a call from another thread is a race
+  pool.parallel_for(
+      64,
+      [&](std::int64_t, int thread) {
+        while (thread != 0 && !progressed.load()) std::this_thread::yield();
+      },
+      [&] {
+        EXPECT_EQ(std::this_thread::get_id(), caller);
+        ++calls;
+        progressed = true;
+      });
+  EXPECT_GT(calls, 0);
+}
+
+TEST_P(ThreadPoolTest, ProgressThatThrowsEndsTheJobOnceBodiesReturned) {
+  ThreadPool pool(GetParam());
+  std::atomic<bool> thrown{false};
+  std::atomic<int> inside{0};
+  std::atomic<int> begun{0};
+  const auto body = [&](std::int64_t, int thread) {
+    ++inside;
+    ++begun;
+    while (thread != 0 && !thrown.load()) std::this_thread::yield();
+    --inside;
+  };
+  const auto failing_progress = [&] {
+    thrown = true;
+    throw std::runtime_error("rank 1/2: no sign of life");
+  };
+  EXPECT_THROW(pool.parallel_for(1000000, body, failing_progress), std::runtime_error);
+  EXPECT_EQ(inside.load(), 0);
+  EXPECT_LT(begun.load(), 1000000);
+  begun = 0;
+  pool.parallel_for(8, body, no_progress);  // and the pool still works
+  EXPECT_EQ(begun.load(), 8);
+}
+
+TEST_P(ThreadPoolTest, BodyMayPassOnWhatProgressThrew) {
+  ThreadPool pool(GetParam());
+  std::atomic<bool> thrown{false};
+  const auto body = [&](std::int64_t, int thread) {
+    while (thread != 0 && !thrown.load()) std::this_thread::yield();
+    if (thread != 0) return;
+    thrown = true;
+    throw std::runtime_error("from progress");
+  };
+  EXPECT_THROW(pool.parallel_for(1000, body, no_progress), std::runtime_error);
+}
+
+INSTANTIATE_TEST_SUITE_P(Sizes, ThreadPoolTest, testing::Values(1, 2, 3, 8));
+
+TEST(ThreadPool, ProgressRunsWhileWaiting) {
+  ThreadPool pool(2);
+  // Index 1 ends only after progress ran on the caller while it had nothing left to do.
+  std::atomic<bool> released{false};
+  std::atomic<int> ready{0};
+  pool.parallel_for(
+      2,
+      [&](std::int64_t, int thread) {
+        ++ready;
+        while (ready.load() < 2) std::this_thread::yield();  // both threads take part
+        while (thread != 0 && !released.load()) std::this_thread::yield();
+      },
+      [&] { released = true; });
+  EXPECT_TRUE(released.load());
+}
+
+}  // namespace
+}  // namespace ringspan

@@ -1,0 +1,212 @@
+#include "kernels/rowwise.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/progress.h"
+#include "kernels/storage.h"
+
+namespace ringspan::kernels {
+namespace {
+
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+// Elements per piece of work: some ten microseconds.
+constexpr std::int64_t kPieceElements = std::int64_t{1} << 15;
+
+// One row of one head of one batch item.
+struct Row {
+  const RowTask& task;
+  std::int64_t batch, row, head;
+
+  template <typename T>
+  T* operand(int index) const {
+    const Operand& view = task.operands[index];
+    return static_cast<T*>(view.data) + batch * view.batch_stride + row * view.row_stride + head * view.head_stride;
+  }
+  float& scalar(int index) const { return *operand<float>(index); }
+};
+
+template <typename Function>
+void with_dtype(DType dtype, Function&& function) {
+  switch (dtype) {
+    case DType::float32: return function(Storage<DType::float32>{});
+    case DType::bfloat16: return function(Storage<DType::bfloat16>{});
+    case DType::float16: return function(Storage<DType::float16>{});
+  }
+}
+
+// Tasks one after the other (two may write the same rows), the rows of a large one dealt to the threads in pieces.
+template <typename Function>
+void for_rows(std::span<const RowTask> tasks, int width, const Context& context, Function&& function) {
+  const std::int64_t rows_per_piece = std::max<std::int64_t>(1, kPieceElements / std::max(width, 1));
+  Progress progress(context, 0);
+  for (const RowTask& task : tasks) {
+    const std::int64_t rows = task.batch_count * task.row_count * task.head_count;
+    const std::int64_t pieces = (rows + rows_per_piece - 1) / rows_per_piece;
+    const auto run_piece = [&](std::int64_t piece, int) {
+      const std::int64_t end = std::min(rows, (piece + 1) * rows_per_piece);
+      std::int64_t index = piece * rows_per_piece;
+      Row row{task, index / (task.row_count * task.head_count), index / task.head_count % task.row_count, index % task.head_count};
+      for (; index < end; ++index) {
+        function(row);
+        if (++row.head < task.head_count) continue;
+        row.head = 0;
+        if (++row.row < task.row_count) continue;
+        row.row = 0;
+        ++row.batch;
+      }
+    };
+    if (pieces > 1) {
+      context.pool.parallel_for(pieces, run_piece, context.progress);
+    } else if (pieces == 1) {
+      run_piece(0, 0);
+      progress.tick();
+    }
+  }
+}
+
+// The state (m, l, acc) takes in (m_other, l_other, values): both are e^-m-scaled sums. No effect where m_other = -inf.
+void merge_into(float& m, float& l, float* acc, float m_other, float l_other, const float* values, int width) {
+  if (m_other == kMinusInfinity) return;
+  const float m_new = std::max(m, m_other);
+  const float keep = m == m_new ? 1.0F : std::exp(m - m_new);
+  const float take = m_other == m_new ? 1.0F : std::exp(m_other - m_new);
+  l = l * keep + l_other * take;
+  for (int e = 0; e < width; ++e) acc[e] = acc[e] * keep + values[e] * take;
+  m = m_new;
+}
+
+// Eight partial sums, added pairwise: independent of the machine, and the compiler may use vectors.
+template <typename A, typename B>
+float dot_of(A, B, const typename A::Type* a, const typename B::Type* b, int width) {
+  float sums[8] = {};
+  int e = 0;
+  for (; e + 8 <= width; e += 8) {
+    for (int lane = 0; lane < 8; ++lane) sums[lane] += A::load(a[e + lane]) * B::load(b[e + lane]);
+  }
+  for (int lane = 0; e < width; ++e, ++lane) sums[lane] += A::load(a[e]) * B::load(b[e]);
+  return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
+}
+
+struct RowResult {
+  float scale;  // of acc; 0: the row has no key and no sink
+  float divisor;
+  float lse;
+};
+
+RowResult finish_state(float m, float l, float sink) {
+  float keep = 1.0F;
+  if (sink != kMinusInfinity) {
+    const float m_new = std::max(m, sink);
+    keep = m == m_new ? 1.0F : std::exp(m - m_new);
+    l = l * keep + (sink == m_new ? 1.0F : std::exp(sink - m_new));
+    m = m_new;
+  }
+  if (l == 0.0F) return {0.0F, 1.0F, kMinusInfinity};
+  return {keep, l, m + std::log(l)};
+}
+
+}  // namespace
+
+void copy_rows(std::span<const RowTask> tasks, int width, const Context& context) {
+  for_rows(tasks, width, context, [width](const Row& row) {
+    const DType from = row.task.operands[0].dtype;
+    const DType to = row.task.operands[1].dtype;
+    if (from == to) {
+      const auto bytes = static_cast<std::size_t>(width * size_of(from));
+      with_dtype(from, [&]<typename S>(S) {
+        std::memcpy(row.operand<typename S::Type>(1), row.operand<const typename S::Type>(0), bytes);
+      });
+      return;
+    }
+    with_dtype(from, [&]<typename Source>(Source) {
+      with_dtype(to, [&]<typename Target>(Target) {
+        const auto* source = row.operand<const typename Source::Type>(0);
+        auto* target = row.operand<typename Target::Type>(1);
+        for (int e = 0; e < width; ++e) target[e] = Target::store(Source::load(source[e]));
+      });
+    });
+  });
+}
+
+void add_rows(std::span<const RowTask> tasks, int width, const Context& context) {
+  for_rows(tasks, width, context, [width](const Row& row) {
+    with_dtype(row.task.operands[0].dtype, [&]<typename Source>(Source) {
+      with_dtype(row.task.operands[1].dtype, [&]<typename Target>(Target) {
+        const auto* source = row.operand<const typename Source::Type>(0);
+        auto* target = row.operand<typename Target::Type>(1);
+        for (int e = 0; e < width; ++e) target[e] = Target::store(Target::load(target[e]) + Source::load(source[e]));
+      });
+    });
+  });
+}
+
+void fill_rows(std::span<const RowTask> tasks, int width, float value, const Context& context) {
+  for_rows(tasks, width, context, [width, value](const Row& row) {
+    with_dtype(row.task.operands[0].dtype, [&]<typename Target>(Target) {
+      std::fill_n(row.operand<typename Target::Type>(0), width, Target::store(value));
+    });
+  });
+}
+
+void merge_rows(std::span<const RowTask> tasks, int width, const Context& context) {
+  for_rows(tasks, width, context, [width](const Row& row) {
+    merge_into(row.scalar(2), row.scalar(3), row.operand<float>(4), row.scalar(1), 1.0F, row.operand<const float>(0), width);
+  });
+}
+
+void merge_states(std::span<const RowTask> tasks, int width, const Context& context) {
+  for_rows(tasks, width, context, [width](const Row& row) {
+    merge_into(row.scalar(3), row.scalar(4), row.operand<float>(5), row.scalar(0), row.scalar(1), row.operand<const float>(2), width);
+  });
+}
+
+void finalize_rows(std::span<const RowTask> tasks, int width, float output_scale, const float* sinks, const Context& context) {
+  for_rows(tasks, width, context, [=](const Row& row) {
+    const std::int64_t head = row.task.head_first + row.head * row.task.head_step;
+    const RowResult result = finish_state(row.scalar(0), row.scalar(1), sinks != nullptr ? sinks[head] : kMinusInfinity);
+    row.scalar(4) = result.lse;
+    const float* acc = row.operand<const float>(2);
+    float* o32 = row.task.operands[5].data != nullptr ? row.operand<float>(5) : nullptr;
+    with_dtype(row.task.operands[3].dtype, [&]<typename Target>(Target) {
+      auto* o = row.operand<typename Target::Type>(3);
+      for (int e = 0; e < width; ++e) {
+        const float value = result.scale == 0.0F ? 0.0F : acc[e] * result.scale / result.divisor * output_scale;
+        o[e] = Target::store(value);
+        if (o32 != nullptr) o32[e] = value;
+      }
+    });
+  });
+}
+
+void delta_rows(std::span<const RowTask> tasks, int width, const Context& context) {
+  for_rows(tasks, width, context, [width](const Row& row) {
+    with_dtype(row.task.operands[0].dtype, [&]<typename A>(A a) {
+      with_dtype(row.task.operands[1].dtype, [&]<typename B>(B b) {
+        row.scalar(2) = dot_of(a, b, row.operand<const typename A::Type>(0), row.operand<const typename B::Type>(1), width);
+      });
+    });
+  });
+}
+
+void sink_gradient(std::span<const RowTask> tasks, const float* sinks, double* gradient, const Context& context) {
+  for (const RowTask& task : tasks) {
+    const auto sum_head = [&](std::int64_t t, int) {
+      const std::int64_t head = task.head_first + t * task.head_step;
+      double sum = 0.0;
+      for (std::int64_t batch = 0; batch < task.batch_count; ++batch) {
+        for (std::int64_t r = 0; r < task.row_count; ++r) {
+          const Row row{task, batch, r, t};
+          if (row.scalar(0) == kMinusInfinity) continue;
+          sum += std::exp(static_cast<double>(sinks[head]) - static_cast<double>(row.scalar(0))) * static_cast<double>(row.scalar(1));
+        }
+      }
+      gradient[head] -= sum;
+    };
+    context.pool.parallel_for(task.head_count, sum_head, context.progress);
+  }
+}
+
+}  // namespace ringspan::kernels
