@@ -25,8 +25,8 @@ std::string describe(const Message& message, std::uint64_t round) {
 
 }  // namespace
 
-Transport::Transport(int rank, int size) : rank_(rank), size_(size), traffic_(static_cast<std::size_t>(size)) {
-  for (auto& stamps : last_post_) stamps.resize(static_cast<std::size_t>(size), 0);
+Transport::Transport(int rank, int size)
+    : rank_(rank), size_(size), traffic_(static_cast<std::size_t>(size)), checker_(rank, size) {
   free_slots_.reserve(kFirstSlots);
   for (std::size_t i = 0; i < kFirstSlots; ++i) {
     slots_.emplace_back();
@@ -42,7 +42,8 @@ Transport::Transport(int rank, int size) : rank_(rank), size_(size), traffic_(st
 
 Request Transport::post(std::uint64_t round, std::span<const Message> batch) {
   throw_if_failed();
-  check_batch(round, batch);
+  checker_.check(round, batch);
+  for (const Message& message : batch) check_not_outstanding(round, message);
   pump();
   const std::uint32_t index = take_slot();
   Slot& slot = slots_[index];
@@ -138,7 +139,7 @@ void Transport::throw_if_failed() const {
   throw CommError(failure_);
 }
 
-std::string Transport::prefix() const { return fmt::format("rank {}/{}: ", rank_, size_); }
+std::string Transport::prefix() const { return rank_prefix(rank_, size_); }
 
 std::string Transport::mismatch_at_receiver(const Operation& receive, std::uint64_t round, std::int64_t bytes) {
   return fmt::format("message from rank {} is of round {} with {} bytes; expected round {} with {} bytes", receive.message.peer,
@@ -150,38 +151,12 @@ std::string Transport::mismatch_at_sender(const Operation& send, std::uint64_t r
                      send.round, send.message.bytes, send.message.peer, round, bytes);
 }
 
-void Transport::check_batch(std::uint64_t round, std::span<const Message> batch) {
-  ++posts_;
-  for (const Message& message : batch) {
-    const auto where = [&] { return fmt::format("{}round {}: ", prefix(), round); };
-    if (message.peer < 0 || message.peer >= size_) {
-      throw InvalidArgument(fmt::format("{}peer ({}) must be in [0, {})", where(), message.peer, size_));
-    }
-    if (message.peer == rank_) throw InvalidArgument(fmt::format("{}peer ({}) must be another rank", where(), message.peer));
-    if (message.data == nullptr) {
-      throw InvalidArgument(fmt::format("{}data of the message for rank {} must not be null", where(), message.peer));
-    }
-    if (message.bytes <= 0) {
-      throw InvalidArgument(
-          fmt::format("{}bytes ({}) of the message for rank {} must be positive", where(), message.bytes, message.peer));
-    }
-    std::uint64_t& last = last_post_[sends(message) ? 0 : 1][static_cast<std::size_t>(message.peer)];
-    if (last == posts_) {
-      throw InvalidArgument(
-          fmt::format("{}second {} rank {} in one round", where(), sends(message) ? "send to" : "receive from", message.peer));
-    }
-    last = posts_;
-    check_not_outstanding(round, message);
-  }
-}
-
 void Transport::check_not_outstanding(std::uint64_t round, const Message& message) const {
   for (const Slot& slot : slots_) {
     if (!slot.active || slot.round != round) continue;
     for (const Operation* other = slot.first; other != nullptr; other = other->next_in_batch) {
       if (other->message.peer != message.peer || other->message.direction != message.direction) continue;
-      throw InvalidArgument(fmt::format("{}round {}: second {} rank {} in one round", prefix(), round,
-                                        sends(message) ? "send to" : "receive from", message.peer));
+      checker_.refuse_second(round, message);
     }
   }
 }

@@ -16,6 +16,7 @@
 #include <string_view>
 #include <vector>
 
+#include "comm/batch_checker.h"
 #include "ringspan/communicator.h"
 #include "ringspan/error.h"
 
@@ -116,7 +117,6 @@ class Transport : public Communicator {
   };
 
   void throw_if_failed() const;
-  void check_batch(std::uint64_t round, std::span<const Message> batch);
   void check_not_outstanding(std::uint64_t round, const Message& message) const;
   Operation* take_operation();
   std::uint32_t take_slot();
@@ -129,12 +129,11 @@ class Transport : public Communicator {
   int rank_;
   int size_;
   std::vector<PeerTraffic> traffic_;
+  BatchChecker checker_;
   std::deque<Operation> operations_;  // stable addresses
   Operation* free_operations_ = nullptr;
   std::deque<Slot> slots_;
   std::vector<std::uint32_t> free_slots_;
-  std::vector<std::uint64_t> last_post_[2];  // per direction and peer: the number of the last batch that named it
-  std::uint64_t posts_ = 0;
   const Operation* awaited_ = nullptr;  // what wait() is waiting for; errors name it
   bool failed_ = false;
   bool told_by_peer_ = false;

@@ -1,0 +1,158 @@
+#include "comm/agree.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include <fmt/format.h>
+
+#include "base/check.h"
+#include "comm/batch_checker.h"
+#include "comm/error_code.h"
+#include "ringspan/error.h"
+
+namespace ringspan {
+namespace {
+
+constexpr std::size_t kFingerprintFields = 2;
+constexpr std::int32_t kNoRank = std::numeric_limits<std::int32_t>::max();
+// What a field that a rank does not have contributes: nothing.
+constexpr AgreeExtent kAbsent{std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(), kNoRank, kNoRank};
+
+struct ErrorSlot {
+  std::int32_t rank = kNoRank;  // none
+  ErrorCode code = ErrorCode::ok;
+  char text[512] = {};  // ends with a zero
+};
+
+void merge(AgreeExtent& into, const AgreeExtent& from) {
+  if (from.minimum < into.minimum || (from.minimum == into.minimum && from.minimum_rank < into.minimum_rank)) {
+    into.minimum = from.minimum;
+    into.minimum_rank = from.minimum_rank;
+  }
+  if (from.maximum > into.maximum || (from.maximum == into.maximum && from.maximum_rank < into.maximum_rank)) {
+    into.maximum = from.maximum;
+    into.maximum_rank = from.maximum_rank;
+  }
+}
+
+// FNV-1a over the names, in order.
+std::int64_t hash_names(std::span<const AgreeField> fields) {
+  std::uint64_t hash = 14695981039346656037U;
+  const auto take = [&](unsigned char byte) { hash = (hash ^ byte) * 1099511628211U; };
+  for (const AgreeField& field : fields) {
+    for (const char c : field.name) take(static_cast<unsigned char>(c));
+    take(0);
+  }
+  return std::bit_cast<std::int64_t>(hash);
+}
+
+void set_error(ErrorSlot& slot, int rank, const ErrorText& error) {
+  slot.rank = rank;
+  slot.code = error.code;
+  const std::size_t room = sizeof slot.text - 1;
+  const std::size_t length = std::min(error.text.size(), room);
+  std::memcpy(slot.text, error.text.data(), length);
+  slot.text[length] = '\0';
+  if (error.text.size() > room) std::memcpy(slot.text + room - 3, "...", 3);
+}
+
+}  // namespace
+
+// The version comes first and stays first: two versions must be able to read so much of each other.
+struct Agreement::Packet {
+  AgreeExtent version;
+  AgreeExtent count;
+  AgreeExtent names;
+  ErrorSlot error;
+  AgreeExtent fields[kMaxFields];
+};
+
+Agreement::Agreement(Communicator& communicator)
+    : communicator_(communicator), known_(std::make_unique<Packet>()), heard_(std::make_unique<Packet>()) {}
+
+Agreement::~Agreement() = default;
+
+std::span<const AgreeExtent> Agreement::agree(std::span<const AgreeField> fields, const std::exception_ptr& own_error,
+                                              Communicator::Seconds deadline, std::uint64_t first_round) {
+  fill(fields, own_error);
+  disseminate(message_bytes(), deadline, first_round);
+  throw_if_different(fields);
+  return {known_->fields, fields.size()};
+}
+
+void Agreement::agree_fingerprint(std::uint64_t fingerprint, std::uint64_t call_number, const std::exception_ptr& own_error,
+                                  Communicator::Seconds deadline, std::uint64_t first_round) {
+  const std::array<AgreeField, kFingerprintFields> fields{
+      AgreeField{"the plan (fingerprint)", std::bit_cast<std::int64_t>(fingerprint), false, true},
+      AgreeField{"the number of the execution", std::bit_cast<std::int64_t>(call_number), false, false}};
+  fill(fields, own_error);
+  disseminate(fingerprint_message_bytes(), deadline, first_round);
+  throw_if_different(fields);
+}
+
+void Agreement::fill(std::span<const AgreeField> fields, const std::exception_ptr& own_error) {
+  RINGSPAN_CHECK(fields.size() <= kMaxFields);
+  const std::int32_t rank = communicator_.rank();
+  const auto own = [&](std::int64_t value) { return AgreeExtent{value, value, rank, rank}; };
+  known_->version = own(kVersion);
+  known_->count = own(static_cast<std::int64_t>(fields.size()));
+  known_->names = own(hash_names(fields));
+  known_->error = {};
+  if (own_error != nullptr) set_error(known_->error, rank, describe_error(own_error));
+  for (std::size_t i = 0; i < kMaxFields; ++i) known_->fields[i] = i < fields.size() ? own(fields[i].value) : kAbsent;
+}
+
+void Agreement::disseminate(std::int64_t bytes, Communicator::Seconds deadline, std::uint64_t first_round) {
+  const int size = communicator_.size();
+  const int rank = communicator_.rank();
+  const std::size_t fields = (static_cast<std::size_t>(bytes) - offsetof(Packet, fields)) / sizeof(AgreeExtent);
+  for (int step = 0; step < steps(size); ++step) {
+    const int distance = 1 << step;
+    const std::array batch{Message{Message::Direction::send, (rank + distance) % size, known_.get(), bytes},
+                           Message{Message::Direction::receive, (rank + size - distance) % size, heard_.get(), bytes}};
+    communicator_.wait(communicator_.post(first_round + static_cast<std::uint64_t>(step), batch), deadline);
+    merge(known_->version, heard_->version);
+    merge(known_->count, heard_->count);
+    merge(known_->names, heard_->names);
+    if (heard_->error.rank < known_->error.rank) known_->error = heard_->error;
+    for (std::size_t i = 0; i < fields; ++i) merge(known_->fields[i], heard_->fields[i]);
+  }
+}
+
+void Agreement::throw_if_different(std::span<const AgreeField> fields) const {
+  const auto prefix = [&] { return rank_prefix(communicator_.rank(), communicator_.size()); };
+  const auto check = [&](std::string_view name, const AgreeExtent& extent, bool hexadecimal) {
+    if (extent.minimum == extent.maximum) return;
+    const auto print = [&](std::int64_t value) {
+      return hexadecimal ? fmt::format("{:#018x}", static_cast<std::uint64_t>(value)) : fmt::format("{}", value);
+    };
+    std::string low = fmt::format("{} on rank {}", print(extent.minimum), extent.minimum_rank);
+    std::string high = fmt::format("{} on rank {}", print(extent.maximum), extent.maximum_rank);
+    if (extent.maximum_rank < extent.minimum_rank) std::swap(low, high);
+    throw CommError(fmt::format("{}ranks disagree on {}: {}, {}", prefix(), name, low, high));
+  };
+  check("the version of the protocol", known_->version, false);
+  if (const ErrorSlot& error = known_->error; error.rank != kNoRank) {
+    const std::string where = error.rank == communicator_.rank() ? "" : fmt::format("on rank {}: ", error.rank);
+    std::rethrow_exception(make_error(error.code, prefix() + where + error.text));
+  }
+  check("the number of fields to agree on", known_->count, false);
+  check("the fields to agree on (hash of their names)", known_->names, true);
+  for (std::size_t i = 0; i < fields.size(); ++i) {
+    if (!fields[i].minimum_wins) check(fields[i].name, known_->fields[i], fields[i].hexadecimal);
+  }
+}
+
+int Agreement::steps(int ranks) { return std::bit_width(static_cast<unsigned>(ranks - 1)); }
+
+std::int64_t Agreement::message_bytes() { return static_cast<std::int64_t>(sizeof(Packet)); }
+
+std::int64_t Agreement::fingerprint_message_bytes() {
+  return static_cast<std::int64_t>(offsetof(Packet, fields) + kFingerprintFields * sizeof(AgreeExtent));
+}
+
+}  // namespace ringspan

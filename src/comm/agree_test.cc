@@ -1,0 +1,160 @@
+#include "comm/agree.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <random>
+#include <vector>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "ringspan/error.h"
+#include "ringspan/transports.h"
+
+namespace ringspan {
+namespace {
+
+constexpr Communicator::Seconds kPatience{60.0};
+
+// Runs `body` on every rank and returns what each threw, "" for nothing; the class is checked where it is asked for.
+template <typename Expected>
+std::vector<std::string> errors_of(int ranks, const std::function<void(Communicator&)>& body) {
+  std::vector<std::string> errors(static_cast<std::size_t>(ranks));
+  run_thread_ranks(ranks, [&](Communicator& comm) {
+    try {
+      body(comm);
+    } catch (const Expected& error) {
+      errors[static_cast<std::size_t>(comm.rank())] = error.what();
+    }
+  });
+  return errors;
+}
+
+TEST(AgreementTest, StepsAreCeilLog2) {
+  const std::map<int, int> expected{{1, 0}, {2, 1}, {3, 2}, {4, 2}, {5, 3}, {7, 3}, {8, 3}, {9, 4}, {65536, 16}};
+  for (const auto& [ranks, steps] : expected) EXPECT_EQ(Agreement::steps(ranks), steps) << ranks;
+}
+
+TEST(AgreementTest, ExtremesWithTheLowestRanksThatHoldThem) {
+  const std::uint32_t seed = std::random_device{}();
+  SCOPED_TRACE(seed);
+  for (const int ranks : {1, 2, 3, 4, 5, 6, 7, 8, 11}) {
+    std::mt19937 random(seed);
+    std::vector<std::vector<std::int64_t>> values(3, std::vector<std::int64_t>(static_cast<std::size_t>(ranks)));
+    for (auto& field : values) {
+      for (auto& value : field) value = std::uniform_int_distribution<int>(-2, 2)(random);
+    }
+    run_thread_ranks(ranks, [&](Communicator& comm) {
+      Agreement agreement(comm);
+      std::vector<AgreeField> fields;
+      for (const auto& field : values) fields.push_back({"budget", field[static_cast<std::size_t>(comm.rank())], true});
+      const auto extents = agreement.agree(fields, nullptr, kPatience);
+      ASSERT_EQ(extents.size(), values.size());
+      for (std::size_t i = 0; i < values.size(); ++i) {
+        const auto low = std::ranges::min_element(values[i]);
+        const auto high = std::ranges::max_element(values[i]);
+        EXPECT_EQ(extents[i].minimum, *low);
+        EXPECT_EQ(extents[i].minimum_rank, low - values[i].begin());
+        EXPECT_EQ(extents[i].maximum, *high);
+        EXPECT_EQ(extents[i].maximum_rank, high - values[i].begin());
+      }
+    });
+  }
+}
+
+TEST(AgreementTest, AllRanksNameTheFirstFieldThatDiffers) {
+  const auto errors = errors_of<CommError>(4, [](Communicator& comm) {
+    Agreement agreement(comm);
+    const std::array<AgreeField, 4> fields{AgreeField{"tokens_q", 4096}, AgreeField{"memory", 100 + comm.rank(), true},
+                                           AgreeField{"tokens_k", comm.rank() == 3 ? 8192 : 4096},
+                                           AgreeField{"heads", comm.rank()}};
+    agreement.agree(fields, nullptr, kPatience);
+  });
+  for (std::size_t rank = 0; rank < 4; ++rank) {
+    EXPECT_EQ(errors[rank], "rank " + std::to_string(rank) + "/4: ranks disagree on tokens_k: 4096 on rank 0, 8192 on rank 3");
+  }
+}
+
+TEST(AgreementTest, TheErrorOfTheLowestRankReachesAllWithItsClass) {
+  for (const int ranks : {1, 2, 3, 7}) {
+    const int low = ranks / 2;
+    const auto errors = errors_of<InvalidArgument>(ranks, [&](Communicator& comm) {
+      Agreement agreement(comm);
+      std::exception_ptr own;
+      if (comm.rank() == low) own = std::make_exception_ptr(InvalidArgument("k.head_dim (64) must equal q.head_dim (128)"));
+      if (comm.rank() > low) own = std::make_exception_ptr(Unsupported("something else"));
+      // A rank with wrong arguments may have nothing sensible to say about them.
+      const std::array<AgreeField, 1> fields{AgreeField{"tokens_q", comm.rank()}};
+      agreement.agree(fields, own, kPatience);
+    });
+    for (int rank = 0; rank < ranks; ++rank) {
+      const std::string where = rank == low ? "" : "on rank " + std::to_string(low) + ": ";
+      EXPECT_EQ(errors[static_cast<std::size_t>(rank)], "rank " + std::to_string(rank) + "/" + std::to_string(ranks) + ": " + where +
+                                                            "k.head_dim (64) must equal q.head_dim (128)");
+    }
+  }
+}
+
+TEST(AgreementTest, LongErrorsAreCutAndSaySo) {
+  const auto errors = errors_of<InvalidArgument>(2, [](Communicator& comm) {
+    Agreement agreement(comm);
+    std::exception_ptr own;
+    if (comm.rank() == 1) own = std::make_exception_ptr(InvalidArgument(std::string(2000, 'x')));
+    agreement.agree({}, own, kPatience);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, testing::EndsWith("xxx..."));
+    EXPECT_LT(error.size(), 600U);
+  }
+}
+
+TEST(AgreementTest, DifferentListsAreReported) {
+  const auto counts = errors_of<CommError>(3, [](Communicator& comm) {
+    Agreement agreement(comm);
+    const std::array<AgreeField, 3> fields{AgreeField{"a", 1}, AgreeField{"b", 1}, AgreeField{"c", 1}};
+    agreement.agree(std::span(fields).first(comm.rank() == 2 ? 2 : 3), nullptr, kPatience);
+  });
+  EXPECT_EQ(counts[1], "rank 1/3: ranks disagree on the number of fields to agree on: 3 on rank 0, 2 on rank 2");
+  const auto names = errors_of<CommError>(2, [](Communicator& comm) {
+    Agreement agreement(comm);
+    const std::array<AgreeField, 1> fields{AgreeField{comm.rank() == 0 ? "a" : "b", 1}};
+    agreement.agree(fields, nullptr, kPatience);
+  });
+  EXPECT_THAT(names[0], testing::StartsWith("rank 0/2: ranks disagree on the fields to agree on (hash of their names): 0x"));
+}
+
+TEST(AgreementTest, FingerprintAndCallNumber) {
+  EXPECT_EQ(errors_of<CommError>(4,
+                                 [](Communicator& comm) {
+                                   Agreement agreement(comm);
+                                   for (std::uint64_t call = 0; call < 5; ++call) {
+                                     agreement.agree_fingerprint(~std::uint64_t{0}, call, nullptr, kPatience);
+                                   }
+                                   std::int64_t sent = 0;
+                                   for (const PeerTraffic& traffic : comm.traffic()) sent += traffic.sent_bytes;
+                                   EXPECT_EQ(sent, 5 * 2 * Agreement::fingerprint_message_bytes());
+                                 }),
+            std::vector<std::string>(4));
+  const auto plans = errors_of<CommError>(2, [](Communicator& comm) {
+    Agreement(comm).agree_fingerprint(comm.rank() == 0 ? 0xffffffffffffffffU : 0x12U, 3, nullptr, kPatience);
+  });
+  EXPECT_EQ(plans[1],
+            "rank 1/2: ranks disagree on the plan (fingerprint): 0xffffffffffffffff on rank 0, 0x0000000000000012 on rank 1");
+  const auto calls = errors_of<CommError>(3, [](Communicator& comm) {
+    Agreement(comm).agree_fingerprint(1, comm.rank() == 1 ? 7 : 8, nullptr, kPatience);
+  });
+  EXPECT_EQ(calls[2], "rank 2/3: ranks disagree on the number of the execution: 8 on rank 0, 7 on rank 1");
+}
+
+TEST(AgreementTest, TheCommunicatorStaysUsableAfterDisagreement) {
+  run_thread_ranks(3, [](Communicator& comm) {
+    Agreement agreement(comm);
+    EXPECT_THROW(agreement.agree_fingerprint(static_cast<std::uint64_t>(comm.rank()), 0, nullptr, kPatience), CommError);
+    agreement.agree_fingerprint(5, 1, nullptr, kPatience);
+  });
+}
+
+}  // namespace
+}  // namespace ringspan
