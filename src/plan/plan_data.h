@@ -80,6 +80,7 @@ struct AttendItem {
 enum class LaunchKind : std::uint8_t {
   fill, copy, add, merge, merge_states, finalize, delta, attend, attend_backward, sink_gradient, sum_sinks
 };
+inline constexpr int kLaunchKinds = 11;
 std::string_view to_string(LaunchKind kind);
 
 // Items [first, first + count) of the program's row_items (or attend_items).

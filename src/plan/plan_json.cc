@@ -1,0 +1,174 @@
+// Plan::to_json: the whole plan for programs; docs/plan.md describes every field.
+#include <fmt/format.h>
+
+#include <nlohmann/json.hpp>
+
+#include "plan/plan_data.h"
+
+namespace ringspan {
+namespace {
+
+using internal::Launch;
+using internal::PlanData;
+using internal::Program;
+using nlohmann::ordered_json;
+
+constexpr int kPlanSchema = 1;  // raised when a field changes its meaning or goes; new fields may appear without
+
+ordered_json progression_json(const Progression& p) { return ordered_json::array({p.first, p.stride, p.count}); }
+
+ordered_json pieces_json(const std::vector<Progression>& pieces) {
+  ordered_json list = ordered_json::array();
+  for (const Progression& piece : pieces) list.push_back(progression_json(piece));
+  return list;
+}
+
+ordered_json problem_json(const Problem& p) {
+  return {{"batch", p.batch},
+          {"tokens_q", p.tokens_q},
+          {"tokens_k", p.tokens_k},
+          {"heads", p.heads},
+          {"kv_heads", p.kv_heads},
+          {"head_dim", p.head_dim},
+          {"head_dim_v", p.head_dim_v},
+          {"dtype", to_string(p.dtype)},
+          {"pattern", p.pattern.to_string()},
+          {"cu_seqlens_q", p.cu_seqlens_q},
+          {"cu_seqlens_k", p.cu_seqlens_k},
+          {"lengths_q", p.lengths_q},
+          {"lengths_k", p.lengths_k},
+          {"scale", p.effective_scale()},
+          {"softcap", p.softcap},
+          {"alibi", p.alibi},
+          {"sinks", p.sinks},
+          {"dropout", p.dropout},
+          {"seed", p.seed},
+          {"ranks", p.ranks},
+          {"sharding_q", p.sharding_q.to_string()},
+          {"sharding_k", p.sharding_k.to_string()},
+          {"replicated_q", p.replicated_q}};
+}
+
+ordered_json options_json(const PlanOptions& o) {
+  return {{"strategy", to_string(o.strategy)},
+          {"computing_ranks", o.computing_ranks},
+          {"bucket_rows", o.bucket_rows},
+          {"memory_budget", o.memory_budget},
+          {"cost",
+           {{"flops_per_second", o.cost.flops_per_second},
+            {"bytes_per_second", o.cost.bytes_per_second},
+            {"message_nanoseconds", o.cost.message_nanoseconds}}},
+          {"backward", o.backward},
+          {"keep_o_float32", o.keep_o_float32},
+          {"threads", o.threads},
+          {"attend_kernel", o.attend_kernel},
+          {"attend_backward_kernel", o.attend_backward_kernel}};
+}
+
+ordered_json bundles_json(const Program& program) {
+  ordered_json list = ordered_json::array();
+  for (const internal::Bundle& bundle : program.bundles) {
+    ordered_json boxes = ordered_json::array();
+    for (const internal::Box& box : bundle.boxes) {
+      boxes.push_back({{"batch", {box.batch_first, box.batch_count}},
+                       {"heads", progression_json(box.heads)},
+                       {"positions", progression_json(box.positions)}});
+    }
+    ordered_json parts = ordered_json::array();
+    for (const internal::Part& part : bundle.parts) {
+      parts.push_back(
+          {{"kind", to_string(part.kind)}, {"dtype", to_string(part.dtype)}, {"width", part.width}, {"state", part.state}});
+    }
+    list.push_back({{"bytes", bundle.bytes}, {"parts", std::move(parts)}, {"boxes", std::move(boxes)}});
+  }
+  return list;
+}
+
+ordered_json launches_json(const std::vector<Launch>& launches) {
+  ordered_json list = ordered_json::array();
+  for (const Launch& launch : launches) list.push_back({{"kind", to_string(launch.kind)}, {"items", launch.count}});
+  return list;
+}
+
+ordered_json rounds_json(const std::vector<internal::Round>& rounds) {
+  static constexpr const char* kOps[] = {"copy", "add", "merge"};
+  ordered_json list = ordered_json::array();
+  for (const internal::Round& round : rounds) {
+    ordered_json transfers = ordered_json::array();
+    for (const internal::Transfer& t : round.transfers) {
+      transfers.push_back({{"direction", t.send ? "send" : "receive"},
+                           {"peer", t.peer},
+                           {"source", t.source},
+                           {"offset", t.offset},
+                           {"bytes", t.bytes},
+                           {"bundle", t.bundle},
+                           {"op", kOps[static_cast<std::size_t>(t.op)]}});
+    }
+    list.push_back({{"number", round.number}, {"transfers", std::move(transfers)}});
+  }
+  return list;
+}
+
+ordered_json stages_json(const Program& program) {
+  ordered_json list = ordered_json::array();
+  for (const internal::Stage& stage : program.stages) {
+    list.push_back({{"name", stage.name},
+                    {"before", launches_json(stage.before)},
+                    {"rounds", rounds_json(stage.rounds)},
+                    {"compute", launches_json(stage.compute)}});
+  }
+  return list;
+}
+
+ordered_json pass_json(const Plan& plan, Pass pass) {
+  const Program& program = pass == Pass::forward ? plan.data().forward : plan.data().backward;
+  ordered_json memory = ordered_json::array();
+  for (const MemoryLine& line : plan.memory(pass)) {
+    memory.push_back({{"component", line.component}, {"bytes", line.bytes}, {"in_arena", line.in_arena}});
+  }
+  ordered_json traffic = ordered_json::array();
+  const std::vector<PeerBytes> peers = plan.traffic(pass);
+  for (std::size_t peer = 0; peer < peers.size(); ++peer) {
+    const PeerBytes& p = peers[peer];
+    if (p.sent_messages + p.received_messages == 0) continue;
+    traffic.push_back({{"peer", peer},
+                       {"sent_bytes", p.sent_bytes},
+                       {"sent_messages", p.sent_messages},
+                       {"received_bytes", p.received_bytes},
+                       {"received_messages", p.received_messages}});
+  }
+  ordered_json regions = ordered_json::array();
+  for (const internal::Region& r : program.regions) {
+    regions.push_back({{"name", r.name}, {"component", to_string(r.component)}, {"offset", r.offset}, {"bytes", r.bytes}});
+  }
+  return {{"pairs", to_string(program.pairs)},       {"flops", plan.flops(pass)},
+          {"memory_bytes", plan.memory_bytes(pass)}, {"memory", std::move(memory)},
+          {"arena_bytes", program.arena_bytes},      {"excess_rows", program.excess_rows},
+          {"traffic", std::move(traffic)},           {"attend_items", program.attend_items.size()},
+          {"row_items", program.row_items.size()},   {"regions", std::move(regions)},
+          {"bundles", bundles_json(program)},        {"stages", stages_json(program)}};
+}
+
+}  // namespace
+
+std::string Plan::to_json() const {
+  ordered_json rejected = ordered_json::array();
+  for (const Rejected& r : data_->rejected) {
+    rejected.push_back({{"candidate", r.candidate}, {"reason", r.reason}, {"nanoseconds", r.nanoseconds}});
+  }
+  ordered_json plan = {{"schema", kPlanSchema},
+                       {"rank", data_->rank},
+                       {"fingerprint", fmt::format("{:016x}", data_->fingerprint)},
+                       {"problem", problem_json(data_->problem)},
+                       {"options", options_json(data_->options)},
+                       {"shard_q", pieces_json(data_->shard_q.pieces)},
+                       {"shard_k", pieces_json(data_->shard_k.pieces)},
+                       {"modelled_nanoseconds", data_->nanoseconds},
+                       {"rejected", std::move(rejected)},
+                       {"arena_bytes", arena_bytes()},
+                       {"forward", pass_json(*this, Pass::forward)},
+                       {"backward", data_->has_backward ? pass_json(*this, Pass::backward) : ordered_json()}};
+  return plan.dump();
+}
+
+}  // namespace ringspan

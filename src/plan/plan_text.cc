@@ -1,0 +1,243 @@
+// Plan::to_string: a plan for people. Everything is derived from PlanData; docs/plan.md explains the lines.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <iterator>
+
+#include "plan/cost.h"
+#include "plan/plan_data.h"
+#include "plan/strategy.h"
+
+namespace ringspan {
+namespace {
+
+using internal::Launch;
+using internal::PlanData;
+using internal::Program;
+using internal::Stage;
+
+constexpr std::size_t kMaxStageLines = 16;  // longer lists of stages are cut in the middle
+constexpr std::size_t kMaxPeerLines = 16;
+constexpr int kMaxPeriod = 64;
+
+std::string scaled(double value, double base, std::initializer_list<const char*> units, const char* after) {
+  auto unit = units.begin();
+  while (std::abs(value) >= base && std::next(unit) != units.end()) {
+    value /= base;
+    ++unit;
+  }
+  return unit == units.begin() ? fmt::format("{:.0f} {}{}", value, *unit, after)
+                               : fmt::format("{:.4g} {}{}", value, *unit, after);
+}
+
+std::string human_bytes(std::int64_t bytes) {
+  return scaled(static_cast<double>(bytes), 1024, {"B", "KiB", "MiB", "GiB", "TiB", "PiB"}, "");
+}
+std::string human_flops(double flops) { return scaled(flops, 1000, {"", "K", "M", "G", "T", "P", "E"}, "FLOP"); }
+std::string human_time(std::int64_t nanoseconds) {
+  const auto value = static_cast<double>(nanoseconds);
+  if (nanoseconds < 1000) return fmt::format("{} ns", nanoseconds);
+  if (nanoseconds < 1'000'000) return fmt::format("{:.4g} us", value / 1e3);
+  if (nanoseconds < 1'000'000'000) return fmt::format("{:.4g} ms", value / 1e6);
+  return fmt::format("{:.4g} s", value / 1e9);
+}
+
+void append_problem(std::string& out, const PlanData& data) {
+  const Problem& p = data.problem;
+  auto to = std::back_inserter(out);
+  fmt::format_to(to, "plan of rank {} of {}\n", data.rank, p.ranks);
+  fmt::format_to(to, "  problem   {}; batch {}, {} queries x {} keys, {} heads ({} kv), head_dim {} (v {}), {}\n",
+                 p.pattern.to_string(), p.batch, p.tokens_q, p.tokens_k, p.heads, p.kv_heads, p.head_dim, p.head_dim_v,
+                 to_string(p.dtype));
+  if (!p.cu_seqlens_q.empty()) fmt::format_to(to, "            {} documents\n", p.cu_seqlens_q.size() - 1);
+  std::string extras;
+  if (p.softcap > 0.0F) extras += fmt::format(" softcap {}", p.softcap);
+  if (p.alibi) extras += " alibi";
+  if (p.sinks) extras += " sinks";
+  if (p.dropout > 0.0F) extras += fmt::format(" dropout {} (seed {})", p.dropout, p.seed);
+  if (!extras.empty()) fmt::format_to(to, "            with{}\n", extras);
+  fmt::format_to(to, "  sharding  queries {}{}: {} rows here; keys {}: {} rows here\n", p.sharding_q.to_string(),
+                 p.replicated_q ? " (replicated)" : "", data.shard_q.rows, p.sharding_k.to_string(), data.shard_k.rows);
+}
+
+void append_strategy(std::string& out, const PlanData& data) {
+  auto to = std::back_inserter(out);
+  const internal::StrategyRow& row = internal::strategy_row(data.options.strategy);
+  std::string name(row.name);
+  if (data.options.strategy == Strategy::local) name += fmt::format(":{}", data.options.computing_ranks);
+  if (data.options.bucket_rows > 0) name += fmt::format(", buckets of {} rows", data.options.bucket_rows);
+  fmt::format_to(to, "  strategy  {}: {}\n", name, row.summary);
+  fmt::format_to(to, "            {} on this rank by the model: {}/s, {}/s received, {} per message\n",
+                 human_time(data.nanoseconds), human_flops(static_cast<double>(data.options.cost.flops_per_second)),
+                 human_bytes(data.options.cost.bytes_per_second), human_time(data.options.cost.message_nanoseconds));
+  for (const Rejected& rejected : data.rejected) {
+    const std::string time = rejected.nanoseconds > 0 ? fmt::format(" ({})", human_time(rejected.nanoseconds)) : "";
+    fmt::format_to(to, "  rejected  {}: {}{}\n", rejected.candidate, rejected.reason, time);
+  }
+}
+
+std::string launches(const Program& program, const std::vector<Launch>& list) {
+  std::array<std::int64_t, internal::kLaunchKinds> counts{};
+  std::array<std::int64_t, internal::kLaunchKinds> items{};
+  Int128 pairs = 0;
+  for (const Launch& launch : list) {
+    ++counts[static_cast<std::size_t>(launch.kind)];
+    items[static_cast<std::size_t>(launch.kind)] += launch.count;
+    if (launch.kind != internal::LaunchKind::attend && launch.kind != internal::LaunchKind::attend_backward) continue;
+    for (std::int64_t i = launch.first; i < launch.first + launch.count; ++i) {
+      pairs += pair_count(program.attend_items[static_cast<std::size_t>(i)].slice);
+    }
+  }
+  std::string text;
+  for (std::size_t kind = 0; kind < counts.size(); ++kind) {
+    if (counts[kind] == 0) continue;
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", internal::to_string(static_cast<internal::LaunchKind>(kind)),
+                        items[kind]);
+  }
+  if (pairs > 0) text += fmt::format(" ({} pairs)", ringspan::to_string(pairs));
+  return text;
+}
+
+// What a stage does, without the names of the peers, so that like stages look alike.
+std::string describe(const Program& program, const Stage& stage) {
+  std::int64_t bytes[2] = {0, 0};
+  int messages[2] = {0, 0};
+  for (const internal::Round& round : stage.rounds) {
+    for (const internal::Transfer& transfer : round.transfers) {
+      bytes[transfer.send ? 0 : 1] += transfer.bytes;
+      ++messages[transfer.send ? 0 : 1];
+    }
+  }
+  std::string text;
+  const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
+  if (!stage.before.empty()) add("first " + launches(program, stage.before));
+  if (messages[0] > 0) add(fmt::format("send {} in {}", human_bytes(bytes[0]), messages[0]));
+  if (messages[1] > 0) add(fmt::format("receive {} in {}", human_bytes(bytes[1]), messages[1]));
+  if (!stage.compute.empty()) add((messages[0] + messages[1] > 0 ? "meanwhile " : "") + launches(program, stage.compute));
+  return text;
+}
+
+// Runs of a repeated group of lines: `count` times the `period` lines from `first` on.
+struct Run {
+  std::size_t first = 0, period = 1, count = 1;
+};
+
+std::vector<Run> runs_of(const std::vector<std::string>& lines) {
+  std::vector<Run> runs;
+  for (std::size_t i = 0; i < lines.size();) {
+    Run best{i, 1, 1};
+    for (std::size_t period = 1; period <= kMaxPeriod && i + 2 * period <= lines.size(); ++period) {
+      std::size_t count = 1;
+      while (i + (count + 1) * period <= lines.size() &&
+             std::equal(lines.begin() + static_cast<std::ptrdiff_t>(i), lines.begin() + static_cast<std::ptrdiff_t>(i + period),
+                        lines.begin() + static_cast<std::ptrdiff_t>(i + count * period))) {
+        ++count;
+      }
+      if (count > 1 && count * period > best.count * best.period) best = {i, period, count};
+    }
+    runs.push_back(best);
+    i += best.period * best.count;
+  }
+  return runs;
+}
+
+void append_stages(std::string& out, const Program& program) {
+  std::vector<std::string> lines;
+  for (const Stage& stage : program.stages) lines.push_back(describe(program, stage));
+  std::vector<std::string> text;
+  for (const Run& run : runs_of(lines)) {
+    for (std::size_t i = 0; i < run.period; ++i) {
+      const std::size_t index = run.first + i;
+      std::string repeat;
+      if (run.count > 1) {
+        repeat = run.period == 1 ? fmt::format(" x {}", run.count) : fmt::format(" x {} (every {}th)", run.count, run.period);
+      }
+      text.push_back(fmt::format("    stage {}{}: {}\n", index, repeat, lines[index]));
+    }
+  }
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    if (text.size() > kMaxStageLines && i == kMaxStageLines / 2) {
+      const std::size_t skipped = text.size() - kMaxStageLines;
+      out += fmt::format("    ... {} more lines\n", skipped);
+      i += skipped;
+    }
+    out += text[i];
+  }
+}
+
+void append_memory(std::string& out, const Plan& plan, Pass pass) {
+  std::string caller;
+  std::string ours;
+  std::int64_t caller_bytes = 0;
+  std::int64_t our_bytes = 0;
+  for (const MemoryLine& line : plan.memory(pass)) {
+    (line.in_arena ? our_bytes : caller_bytes) += line.bytes;
+    if (line.bytes == 0) continue;
+    std::string& list = line.in_arena ? ours : caller;
+    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", line.component, human_bytes(line.bytes));
+  }
+  auto to = std::back_inserter(out);
+  fmt::format_to(to, "    memory  {} ({} bytes)\n", human_bytes(caller_bytes + our_bytes), caller_bytes + our_bytes);
+  fmt::format_to(to, "      caller's tensors {}: {}\n", human_bytes(caller_bytes), caller.empty() ? "none" : caller);
+  fmt::format_to(to, "      arena {}: {}\n", human_bytes(our_bytes), ours.empty() ? "nothing" : ours);
+}
+
+void append_traffic(std::string& out, const Plan& plan, Pass pass) {
+  auto to = std::back_inserter(out);
+  const std::vector<PeerBytes> peers = plan.traffic(pass);
+  PeerBytes total;
+  std::size_t busy = 0;
+  for (const PeerBytes& peer : peers) {
+    total.sent_bytes += peer.sent_bytes;
+    total.received_bytes += peer.received_bytes;
+    total.sent_messages += peer.sent_messages;
+    total.received_messages += peer.received_messages;
+    busy += peer.sent_messages + peer.received_messages > 0 ? 1U : 0U;
+  }
+  fmt::format_to(to, "    bytes   sends {} in {} messages, receives {} in {}\n", total.sent_bytes, total.sent_messages,
+                 total.received_bytes, total.received_messages);
+  std::size_t shown = 0;
+  for (std::size_t peer = 0; peer < peers.size(); ++peer) {
+    const PeerBytes& p = peers[peer];
+    if (p.sent_messages + p.received_messages == 0) continue;
+    if (busy > kMaxPeerLines && shown == kMaxPeerLines) {
+      fmt::format_to(to, "      ... and {} more peers\n", busy - shown);
+      break;
+    }
+    fmt::format_to(to, "      rank {}: sends {} in {}, receives {} in {}\n", peer, p.sent_bytes, p.sent_messages,
+                   p.received_bytes, p.received_messages);
+    ++shown;
+  }
+}
+
+void append_pass(std::string& out, const Plan& plan, Pass pass) {
+  const PlanData& data = plan.data();
+  const Program& program = pass == Pass::forward ? data.forward : data.backward;
+  auto to = std::back_inserter(out);
+  fmt::format_to(to, "  {}\n", pass == Pass::forward ? "forward" : "backward");
+  fmt::format_to(to, "    work    {} pairs in {} tasks, {}\n", ringspan::to_string(program.pairs), program.attend_items.size(),
+                 human_flops(plan.flops(pass)));
+  append_memory(out, plan, pass);
+  append_traffic(out, plan, pass);
+  if (program.excess_rows > 0) {
+    fmt::format_to(to, "    excess  {} rows are received that nobody reads: too many pieces to name one by one\n",
+                   program.excess_rows);
+  }
+  append_stages(out, program);
+}
+
+}  // namespace
+
+std::string Plan::to_string() const {
+  std::string out;
+  append_problem(out, *data_);
+  append_strategy(out, *data_);
+  fmt::format_to(std::back_inserter(out), "  arena     {} bytes ({})\n", arena_bytes(), human_bytes(arena_bytes()));
+  append_pass(out, *this, Pass::forward);
+  if (data_->has_backward) append_pass(out, *this, Pass::backward);
+  return out;
+}
+
+}  // namespace ringspan
