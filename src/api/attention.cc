@@ -1,0 +1,55 @@
+#include "ringspan/attention.h"
+
+#include <exception>
+#include <optional>
+
+#include "comm/agree.h"
+#include "exec/executor.h"
+#include "exec/handshake.h"
+#include "ringspan/error.h"
+
+namespace ringspan {
+
+struct Attention::Impl {
+  std::optional<internal::Executor> executor;
+
+  // Collective. What fails here may fail on one rank only (memory, a kernel's name, the caller's arena), so all ranks agree
+  // that it did not before anyone counts on the others.
+  template <typename MakePlan>
+  void construct(const MakePlan& plan, Communicator& communicator, const ExecuteOptions& execute, std::span<std::byte> arena) {
+    std::exception_ptr own_error;
+    try {
+      executor.emplace(plan(), communicator, execute, arena);
+    } catch (const std::exception&) {
+      own_error = std::current_exception();
+    }
+    if (communicator.size() > 1) {
+      const std::uint64_t fingerprint = executor ? executor->plan().fingerprint() : 0;
+      Agreement(communicator).agree_fingerprint(fingerprint, 0, own_error, internal::usable_deadline(execute.deadline));
+    }
+    if (own_error != nullptr) std::rethrow_exception(own_error);
+  }
+};
+
+Attention::Attention(const Problem& problem, const PlanOptions& options, Communicator& communicator, ExecuteOptions execute)
+    : impl_(std::make_unique<Impl>()) {
+  const PlanOptions agreed = internal::agree_on_problem(communicator, problem, options, execute.deadline);
+  impl_->construct([&] { return make_plan(problem, agreed, communicator.rank()); }, communicator, execute, {});
+}
+
+Attention::Attention(const Plan& plan, Communicator& communicator, ExecuteOptions execute, std::span<std::byte> arena)
+    : impl_(std::make_unique<Impl>()) {
+  impl_->construct([&] { return plan; }, communicator, execute, arena);
+}
+
+Attention::~Attention() = default;
+Attention::Attention(Attention&&) noexcept = default;
+Attention& Attention::operator=(Attention&&) noexcept = default;
+
+const Plan& Attention::plan() const { return impl_->executor->plan(); }
+void Attention::forward(const ForwardTensors& tensors) { impl_->executor->forward(tensors); }
+void Attention::backward(const BackwardTensors& tensors) { impl_->executor->backward(tensors); }
+const PassStats& Attention::stats(Pass pass) const { return impl_->executor->stats(pass); }
+std::string Attention::trace_json() const { return impl_->executor->trace().json(); }
+
+}  // namespace ringspan

@@ -1,0 +1,36 @@
+#include "exec/arena.h"
+
+#include <fmt/format.h>
+
+#include <new>
+
+#include "ringspan/error.h"
+
+namespace ringspan::internal {
+
+void check_arena(std::int64_t bytes, std::span<const std::byte> given) {
+  if (given.empty()) return;
+  if (static_cast<std::int64_t>(given.size()) < bytes) {
+    throw InvalidArgument(fmt::format("arena has {} bytes, but the plan needs {}", given.size(), bytes));
+  }
+  if (reinterpret_cast<std::uintptr_t>(given.data()) % Arena::kAlignment != 0) {
+    throw InvalidArgument(fmt::format("arena ({}) must be aligned to {} bytes", fmt::ptr(given.data()), Arena::kAlignment));
+  }
+}
+
+Arena::Arena(std::int64_t bytes, std::span<std::byte> given) : bytes_(bytes) {
+  check_arena(bytes, given);
+  if (!given.empty()) {
+    data_ = given.data();
+    return;
+  }
+  if (bytes == 0) return;
+  data_ = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{kAlignment}));
+  owned_ = true;
+}
+
+Arena::~Arena() {
+  if (owned_) ::operator delete(data_, std::align_val_t{kAlignment});
+}
+
+}  // namespace ringspan::internal

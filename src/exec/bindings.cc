@@ -1,0 +1,153 @@
+#include "exec/bindings.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <initializer_list>
+
+#include "ringspan/error.h"
+
+namespace ringspan::internal {
+namespace {
+
+// The program of the pass reads this tensor (the o of backward is not read where forward saved it in float32).
+bool is_used(const Program& program, TensorKind kind) {
+  return std::any_of(program.views.begin(), program.views.end(), [&](const View& view) { return !view.in_arena && view.kind == kind; });
+}
+
+// Whether two elements may share memory: sorted by stride, each dimension must step over all the smaller ones together.
+void check_overlap(const TensorShape& shape, const Binding& binding, std::string_view name) {
+  struct Dimension {
+    std::int64_t count, stride;
+    const char* name;
+  };
+  Dimension dimensions[] = {{shape.batch, std::abs(binding.batch_stride), "batch"},
+                            {shape.rows, std::abs(binding.row_stride), "token"},
+                            {shape.heads, std::abs(binding.head_stride), "head"}};
+  std::sort(std::begin(dimensions), std::end(dimensions), [](const auto& a, const auto& b) { return a.stride < b.stride; });
+  std::int64_t span = shape.width;  // elements covered by the smaller dimensions
+  for (const Dimension& dimension : dimensions) {
+    if (dimension.count <= 1) continue;
+    if (dimension.stride < span) {
+      throw InvalidArgument(fmt::format("{} is written and must not overlap itself: its {} stride ({}) must be at least {}", name,
+                                        dimension.name, dimension.stride, span));
+    }
+    span += (dimension.count - 1) * dimension.stride;
+  }
+}
+
+Binding check(const PlanData& plan, TensorKind kind, const ConstTensor& tensor, bool required, bool output) {
+  const TensorShape shape = shape_of(plan, kind);
+  const std::string_view name = to_string(kind);
+  const auto address = reinterpret_cast<std::uintptr_t>(tensor.data);
+  Binding binding{const_cast<std::byte*>(static_cast<const std::byte*>(tensor.data)), tensor.batch_stride, tensor.token_stride,
+                  tensor.head_stride};
+  if (shape.batch * shape.rows * shape.heads == 0) return binding;
+  if (tensor.data == nullptr) {
+    if (!required) return binding;
+    throw InvalidArgument(fmt::format("{}.data is null, but rank {} holds {} x {} x {} rows of it (batch, tokens, heads)", name,
+                                      plan.rank, shape.batch, shape.rows, shape.heads));
+  }
+  if (address % static_cast<std::uintptr_t>(size_of(shape.dtype)) != 0) {
+    throw InvalidArgument(fmt::format("{}.data ({}) must be aligned to {} bytes, the size of {}", name, fmt::ptr(tensor.data),
+                                      size_of(shape.dtype), to_string(shape.dtype)));
+  }
+  if (output) check_overlap(shape, binding, name);
+  return binding;
+}
+
+// An output that starts where another tensor starts would overwrite what is still to be read.
+void check_aliases(const PlanData& plan, const Bindings& bindings, std::initializer_list<TensorKind> outputs) {
+  for (const TensorKind output : outputs) {
+    const TensorShape shape = shape_of(plan, output);
+    if (bindings[output].data == nullptr || shape.batch * shape.rows * shape.heads == 0) continue;
+    for (int other = 0; other < kCallerTensors; ++other) {
+      const auto kind = static_cast<TensorKind>(other);
+      if (kind == output || bindings[kind].data != bindings[output].data) continue;
+      const TensorShape shape_other = shape_of(plan, kind);
+      if (shape_other.batch * shape_other.rows * shape_other.heads == 0) continue;
+      throw InvalidArgument(fmt::format("{} is written and must not share memory with {}", to_string(output), to_string(kind)));
+    }
+  }
+}
+
+void check_vector(bool wanted, const float* given, const char* name, const char* field) {
+  if (wanted && given == nullptr) throw InvalidArgument(fmt::format("{} is null, but the problem has {} = true", name, field));
+  if (!wanted && given != nullptr) throw InvalidArgument(fmt::format("{} is given, but the problem has {} = false", name, field));
+  if (reinterpret_cast<std::uintptr_t>(given) % alignof(float) != 0) {
+    throw InvalidArgument(fmt::format("{} ({}) must be aligned to {} bytes", name, fmt::ptr(given), alignof(float)));
+  }
+}
+
+template <typename Tensors>
+void bind_vectors(const PlanData& plan, const Tensors& tensors, Bindings* bindings) {
+  check_vector(plan.problem.alibi, tensors.alibi_slopes, "alibi_slopes", "alibi");
+  check_vector(plan.problem.sinks, tensors.sinks, "sinks", "sinks");
+  const std::int64_t stride = tensors.alibi_batch_stride;
+  if (plan.problem.alibi && stride != 0 && std::abs(stride) < plan.problem.heads) {
+    throw InvalidArgument(fmt::format("alibi_batch_stride ({}) must be 0 or at least heads ({})", stride, plan.problem.heads));
+  }
+  bindings->alibi_slopes = tensors.alibi_slopes;
+  bindings->alibi_batch_stride = stride;
+  bindings->sinks = tensors.sinks;
+}
+
+}  // namespace
+
+TensorShape shape_of(const PlanData& plan, TensorKind kind) {
+  const Problem& problem = plan.problem;
+  TensorShape shape;
+  shape.batch = problem.batch;
+  shape.rows = is_key_side(kind) ? plan.shard_k.rows : problem.replicated_q ? problem.tokens_q : plan.shard_q.rows;
+  shape.heads = is_key_side(kind) ? problem.kv_heads : problem.heads;
+  const bool per_row = kind == TensorKind::lse || kind == TensorKind::dlse;
+  shape.dtype = per_row ? DType::float32 : problem.dtype;
+  switch (kind) {
+    case TensorKind::q:
+    case TensorKind::k:
+    case TensorKind::dq:
+    case TensorKind::dk: shape.width = problem.head_dim; break;
+    default: shape.width = per_row ? 1 : problem.head_dim_v;
+  }
+  return shape;
+}
+
+Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {
+  Bindings bindings;
+  const auto input = [&](TensorKind kind, const ConstTensor& tensor) { bindings[kind] = check(plan, kind, tensor, true, false); };
+  const auto output = [&](TensorKind kind, const Tensor& tensor) { bindings[kind] = check(plan, kind, tensor, true, true); };
+  input(TensorKind::q, tensors.q);
+  input(TensorKind::k, tensors.k);
+  input(TensorKind::v, tensors.v);
+  output(TensorKind::o, tensors.o);
+  output(TensorKind::lse, tensors.lse);
+  check_aliases(plan, bindings, {TensorKind::o, TensorKind::lse});
+  bind_vectors(plan, tensors, &bindings);
+  return bindings;
+}
+
+Bindings bind(const PlanData& plan, const BackwardTensors& tensors) {
+  Bindings bindings;
+  const auto input = [&](TensorKind kind, const ConstTensor& tensor, bool required = true) {
+    bindings[kind] = check(plan, kind, tensor, required, false);
+  };
+  const auto output = [&](TensorKind kind, const Tensor& tensor) { bindings[kind] = check(plan, kind, tensor, true, true); };
+  input(TensorKind::q, tensors.q);
+  input(TensorKind::k, tensors.k);
+  input(TensorKind::v, tensors.v);
+  input(TensorKind::o, tensors.o, is_used(plan.backward, TensorKind::o));
+  input(TensorKind::lse, tensors.lse);
+  input(TensorKind::d_out, tensors.d_out);
+  input(TensorKind::dlse, tensors.dlse, false);
+  output(TensorKind::dq, tensors.dq);
+  output(TensorKind::dk, tensors.dk);
+  output(TensorKind::dv, tensors.dv);
+  check_aliases(plan, bindings, {TensorKind::dq, TensorKind::dk, TensorKind::dv});
+  bind_vectors(plan, tensors, &bindings);
+  check_vector(plan.problem.sinks, tensors.dsinks, "dsinks", "sinks");
+  bindings.dsinks = tensors.dsinks;
+  return bindings;
+}
+
+}  // namespace ringspan::internal

@@ -1,0 +1,300 @@
+#include "exec/executor.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "base/check.h"
+#include "exec/handshake.h"
+#include "ringspan/error.h"
+
+namespace ringspan::internal {
+namespace {
+
+// Rounds of the plan are offsets: the messages of an execution are numbered from its call number.
+constexpr int kRoundBits = 28;
+constexpr std::uint64_t kCallMask = (std::uint64_t{1} << 32) - 1;
+static_assert(kPlanRounds == 0 && (kCallMask + 1) << kRoundBits <= kPlanRoundsEnd);
+
+kernels::AttendParams params_of(const PlanData& plan) {
+  const Problem& problem = plan.problem;
+  kernels::AttendParams params;
+  params.shape.dtype = problem.dtype;
+  params.shape.head_dim = problem.head_dim;
+  params.shape.head_dim_v = problem.head_dim_v;
+  params.shape.group = problem.group();
+  params.shape.softcap = problem.softcap != 0.0F;
+  params.shape.alibi = problem.alibi;
+  params.shape.dropout = problem.dropout != 0.0F;
+  params.shape.threads = plan.options.threads;
+  params.scale = problem.effective_scale();
+  params.softcap = problem.softcap;
+  params.dropout = problem.dropout;
+  params.seed = problem.seed;
+  params.output_scale = problem.pattern.output_scale();
+  return params;
+}
+
+bool is_attend(LaunchKind kind) { return kind == LaunchKind::attend || kind == LaunchKind::attend_backward; }
+
+bool reads_saved(const Program& program) {
+  return std::any_of(program.regions.begin(), program.regions.end(),
+                     [](const Region& region) { return region.component == Component::saved && region.bytes > 0; });
+}
+
+void check_fit(const PlanData& plan, const Communicator& communicator, const ExecuteOptions& options) {
+  if (communicator.size() != plan.problem.ranks) {
+    throw InvalidArgument(
+        fmt::format("the communicator has {} ranks, but the plan was made for {}", communicator.size(), plan.problem.ranks));
+  }
+  if (communicator.rank() != plan.rank) {
+    throw InvalidArgument(
+        fmt::format("the communicator is rank {}'s, but the plan was made for rank {}", communicator.rank(), plan.rank));
+  }
+  check_deadline(options.deadline);
+}
+
+std::int64_t arena_bytes(const PlanData& plan) { return std::max(plan.forward.arena_bytes, plan.backward.arena_bytes); }
+
+}  // namespace
+
+Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena)
+    : shared_plan_(plan),
+      plan_((check_fit(plan.data(), communicator, options), &shared_plan_.data())),
+      communicator_(communicator),
+      agreement_(communicator),
+      options_(options),
+      arena_(arena_bytes(*plan_), arena),
+      pool_(plan_->options.threads),
+      trace_(*plan_, options.trace),
+      queue_(options.fake_device ? make_fake_device_queue(options.fake_device_seed) : make_cpu_queue()) {
+  prepare(Pass::forward);
+  if (plan_->has_backward) prepare(Pass::backward);
+}
+
+Executor::~Executor() = default;
+
+// Selects the kernel, proves that the program stays inside its memory, and sets everything aside that running it needs.
+void Executor::prepare(Pass pass) {
+  PassState& state = passes_[static_cast<int>(pass)];
+  state.program = pass == Pass::forward ? &plan_->forward : &plan_->backward;
+  state.params = params_of(*plan_);
+  state.kernel = pass == Pass::forward
+                     ? &kernels::select_attend(state.params.shape, plan_->options.attend_kernel)
+                     : &kernels::select_attend_backward(state.params.shape, plan_->options.attend_backward_kernel);
+  const Program& program = *state.program;
+  check_program(*plan_, program);
+  for (const Stage& stage : program.stages) {
+    std::size_t rows = 0;
+    std::size_t attends = 0;
+    for (const auto* launches : {&stage.before, &stage.compute}) {
+      for (const Launch& launch : *launches) {
+        (is_attend(launch.kind) ? attends : rows) += launch.kind == LaunchKind::sum_sinks ? 0 : static_cast<std::size_t>(launch.count);
+      }
+    }
+    row_tasks_.reserve(std::max(row_tasks_.capacity(), rows));
+    attend_tasks_.reserve(std::max(attend_tasks_.capacity(), attends));
+    calls_.reserve(std::max(calls_.capacity(), stage.before.size() + stage.compute.size()));
+    requests_.reserve(std::max(requests_.capacity(), stage.rounds.size()));
+    for (const Round& round : stage.rounds) {
+      RINGSPAN_CHECK(round.number < (std::uint64_t{1} << kRoundBits));
+      for (const Transfer& transfer : round.transfers) {
+        state.messages.push_back({transfer.send ? Message::Direction::send : Message::Direction::receive, transfer.peer,
+                                  arena_.data() + transfer.offset, transfer.bytes});
+      }
+    }
+  }
+}
+
+void Executor::forward(const ForwardTensors& tensors) { execute(Pass::forward, tensors); }
+
+void Executor::backward(const BackwardTensors& tensors) {
+  if (!plan_->has_backward) throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
+  execute(Pass::backward, tensors);
+}
+
+template <typename Tensors>
+void Executor::execute(Pass pass, const Tensors& tensors) {
+  if (failure_ != nullptr) std::rethrow_exception(failure_);
+  const Clock::time_point begin = Clock::now();
+  waiting_ = {};
+  trace_.begin_pass(pass);
+  pass_ = &passes_[static_cast<int>(pass)];
+  pass_->stats = {};
+  std::exception_ptr own_error;
+  try {
+    bindings_ = bind(*plan_, tensors);
+    if (pass == Pass::backward && !has_forward_ && reads_saved(plan_->backward)) {
+      throw InvalidArgument("backward() reads what forward() keeps in the arena, but forward() has not run");
+    }
+  } catch (const InvalidArgument&) {
+    own_error = std::current_exception();
+  }
+  ++call_number_;
+  agree(pass, own_error);
+  try {
+    run();
+  } catch (const std::exception& error) {
+    failure_ = std::current_exception();
+    fail(error.what());
+    throw;
+  }
+  has_forward_ = has_forward_ || pass == Pass::forward;
+  const std::chrono::duration<double> seconds = Clock::now() - begin;
+  pass_->stats.seconds = seconds.count();
+  pass_->stats.waiting_seconds = std::chrono::duration<double>(waiting_).count();
+}
+
+// Before any data moves, all ranks must be about to run the same pass of the same plan, with tensors that each found sound.
+void Executor::agree(Pass pass, const std::exception_ptr& own_error) {
+  if (communicator_.size() == 1) {
+    if (own_error != nullptr) std::rethrow_exception(own_error);
+    return;
+  }
+  const Clock::time_point begin = Clock::now();
+  const std::uint64_t execution = 2 * call_number_ + (pass == Pass::backward ? 1 : 0);
+  agreement_.agree_fingerprint(plan_->fingerprint, execution, own_error, options_.deadline);
+  const Clock::time_point end = Clock::now();
+  waiting_ += end - begin;
+  trace_.add(Trace::Lane::wait, -1, begin, end);
+}
+
+void Executor::run() {
+  const Program& program = *pass_->program;
+  pass_->params.alibi_slopes = bindings_.alibi_slopes;
+  pass_->params.alibi_batch_stride = bindings_.alibi_batch_stride;
+  memory_ = {&program, arena_.data(), &bindings_, plan_->problem.group()};
+  next_message_ = 0;
+  // No launch is in flight here, so the host may write.
+  if (bindings_.dsinks != nullptr && pass_ == &passes_[1]) {
+    std::fill_n(sink_gradient(0), static_cast<std::int64_t>(plan_->problem.ranks) * plan_->problem.heads, 0.0);
+  }
+  for (std::size_t index = 0; index < program.stages.size(); ++index) {
+    run_stage(static_cast<std::int32_t>(index), program.stages[index]);
+  }
+  RINGSPAN_CHECK(next_message_ == pass_->messages.size());
+}
+
+void Executor::run_stage(std::int32_t index, const Stage& stage) {
+  row_tasks_.clear();
+  attend_tasks_.clear();
+  calls_.clear();
+  requests_.clear();
+  const auto begin = Clock::now();
+  for (const Launch& launch : stage.before) enqueue(launch);
+  if (!stage.before.empty()) drain();
+  const auto prepared = Clock::now();
+  post(stage);
+  const auto posted = Clock::now();
+  for (const Launch& launch : stage.compute) enqueue(launch);
+  if (!stage.compute.empty()) drain();
+  const auto computed = Clock::now();
+  for (const Request request : requests_) communicator_.wait(request, options_.deadline);
+  const auto end = Clock::now();
+  if (!requests_.empty()) waiting_ += end - computed;
+  if (!stage.before.empty()) trace_.add(Trace::Lane::compute, index, begin, prepared);
+  if (!stage.compute.empty()) trace_.add(Trace::Lane::compute, index, posted, computed);
+  if (requests_.empty()) return;
+  trace_.add(Trace::Lane::communicate, index, prepared, end);
+  trace_.add(Trace::Lane::wait, index, computed, end);
+}
+
+void Executor::post(const Stage& stage) {
+  for (const Round& round : stage.rounds) {
+    if (round.transfers.empty()) continue;
+    const std::span<const Message> batch(pass_->messages.data() + next_message_, round.transfers.size());
+    next_message_ += batch.size();
+    requests_.push_back(communicator_.post((call_number_ & kCallMask) << kRoundBits | round.number, batch));
+    for (const Message& message : batch) {
+      (message.direction == Message::Direction::send ? pass_->stats.sent_bytes : pass_->stats.received_bytes) += message.bytes;
+    }
+  }
+}
+
+void Executor::enqueue(const Launch& launch) {
+  if (launch.count == 0 && launch.kind != LaunchKind::sum_sinks) return;
+  Call call{this, &launch, 0};
+  if (is_attend(launch.kind)) {
+    call.first = attend_tasks_.size();
+    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+      const AttendItem& item = memory_.program->attend_items[static_cast<std::size_t>(index)];
+      attend_tasks_.push_back(resolve_attend(memory_, launch.kind, item));
+    }
+  } else if (launch.kind != LaunchKind::sum_sinks) {
+    call.first = row_tasks_.size();
+    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+      row_tasks_.push_back(resolve_row(memory_, launch.kind, memory_.program->row_items[static_cast<std::size_t>(index)]));
+    }
+  }
+  calls_.push_back(call);
+  queue_->launch({&Executor::run_call, &calls_.back()});
+}
+
+// Waits for everything launched so far.
+void Executor::drain() {
+  queue_->wait(queue_->record(), [this] { communicator_.progress(); });
+}
+
+// The peers learn of it first; then nothing of ours may touch the caller's tensors any more.
+void Executor::fail(const char* what) noexcept {
+  try {
+    communicator_.abort(what);
+    queue_->wait(queue_->record(), [] {});
+  } catch (...) {
+    return;  // the first error is the one to report; a failed device runs nothing more
+  }
+}
+
+// On the queue: the communicator is driven from here only where the queue is the calling thread itself.
+void Executor::run_call(void* argument) {
+  const Call& call = *static_cast<const Call*>(argument);
+  Executor& self = *call.executor;
+  const Launch& launch = *call.launch;
+  const bool on_caller = self.queue_->memory_space() == MemorySpace::host;
+  const auto progress = [&self, on_caller] {
+    if (on_caller) self.communicator_.progress();
+  };
+  const kernels::Context context{self.pool_, self.arena_.data() + self.memory_.program->scratch_offset, progress};
+  if (is_attend(launch.kind)) {
+    const std::span<const kernels::AttendTask> tasks(self.attend_tasks_.data() + call.first, static_cast<std::size_t>(launch.count));
+    self.pass_->kernel->run(self.pass_->params, tasks, context);
+  } else if (launch.kind == LaunchKind::sum_sinks) {
+    self.sum_sinks();
+  } else {
+    self.run_rows(launch, {self.row_tasks_.data() + call.first, static_cast<std::size_t>(launch.count)}, context);
+  }
+}
+
+void Executor::run_rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const kernels::Context& context) {
+  switch (launch.kind) {
+    case LaunchKind::fill: return kernels::fill_rows(tasks, launch.width, launch.value, context);
+    case LaunchKind::copy: return kernels::copy_rows(tasks, launch.width, context);
+    case LaunchKind::add: return kernels::add_rows(tasks, launch.width, context);
+    case LaunchKind::merge: return kernels::merge_rows(tasks, launch.width, context);
+    case LaunchKind::merge_states: return kernels::merge_states(tasks, launch.width, context);
+    case LaunchKind::finalize:
+      return kernels::finalize_rows(tasks, launch.width, launch.value, launch.with_sinks ? bindings_.sinks : nullptr, context);
+    case LaunchKind::delta: return kernels::delta_rows(tasks, launch.width, context);
+    case LaunchKind::sink_gradient:
+      return kernels::sink_gradient(tasks, bindings_.sinks, sink_gradient(plan_->rank), context);
+    default: RINGSPAN_CHECK(false);
+  }
+}
+
+double* Executor::sink_gradient(int rank) const {
+  return reinterpret_cast<double*>(arena_.data() + plan_->backward.sink_gradient_offset) +
+         static_cast<std::int64_t>(rank) * plan_->problem.heads;
+}
+
+// The rows of all ranks, in rank order whoever sums, so that all ranks get the same bits.
+void Executor::sum_sinks() {
+  for (int head = 0; head < plan_->problem.heads; ++head) {
+    double sum = 0;
+    for (int rank = 0; rank < plan_->problem.ranks; ++rank) sum += sink_gradient(rank)[head];
+    bindings_.dsinks[head] = static_cast<float>(sum);
+  }
+}
+
+}  // namespace ringspan::internal

@@ -1,0 +1,113 @@
+// Executor: runs the programs of a plan on one rank: kernels on a queue, messages on a communicator, all memory in one arena.
+//
+// Every queue is taken to be asynchronous: what a launch writes is sent, and what was received is overwritten, only after the
+// event that follows the launch is complete. progress() of the communicator runs inside kernels on the CPU queue, and while
+// waiting for the queue otherwise.
+//
+// An error in one rank (bad tensors) found before any data moved is raised by all ranks and leaves the executor usable. An
+// error after that aborts the communicator, so that the peers fail at once, and is thrown again by every later call.
+//
+// Cost: everything is allocated by the constructor; forward() and backward() allocate nothing of ours unless they throw.
+// Thread safety: one thread at a time; the caller's tensors and the arena are ours until the call returns.
+#pragma once
+
+#include <cstddef>
+#include <exception>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/thread_pool.h"
+#include "comm/agree.h"
+#include "exec/arena.h"
+#include "exec/bindings.h"
+#include "exec/queue.h"
+#include "exec/resolve.h"
+#include "exec/trace.h"
+#include "kernels/attend.h"
+#include "kernels/rowwise.h"
+#include "plan/plan_data.h"
+#include "ringspan/attention.h"
+#include "ringspan/communicator.h"
+
+namespace ringspan::internal {
+
+class Executor {
+ public:
+  // `plan` must be this rank's. Throws InvalidArgument where plan, communicator, options or arena do not fit together.
+  Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena);
+  ~Executor();
+  Executor(const Executor&) = delete;
+  Executor& operator=(const Executor&) = delete;
+
+  void forward(const ForwardTensors& tensors);
+  void backward(const BackwardTensors& tensors);
+
+  const Plan& plan() const { return shared_plan_; }
+  const PassStats& stats(Pass pass) const { return passes_[static_cast<int>(pass)].stats; }
+  const Trace& trace() const { return trace_; }
+
+ private:
+  using Clock = Trace::Clock;
+
+  // What is fixed of a pass.
+  struct PassState {
+    const Program* program = nullptr;
+    const kernels::AttendKernel* kernel = nullptr;
+    kernels::AttendParams params;
+    std::vector<Message> messages;  // of all rounds, one after the other
+    PassStats stats;
+  };
+  // A launch in flight: tasks [first, first + launch->count) of row_tasks_ or attend_tasks_.
+  struct Call {
+    Executor* executor = nullptr;
+    const Launch* launch = nullptr;
+    std::size_t first = 0;
+  };
+
+  void prepare(Pass pass);
+  template <typename Tensors>
+  void execute(Pass pass, const Tensors& tensors);
+  void agree(Pass pass, const std::exception_ptr& own_error);
+  void run();
+  void run_stage(std::int32_t index, const Stage& stage);
+  void post(const Stage& stage);
+  void enqueue(const Launch& launch);
+  void drain();
+  void fail(const char* what) noexcept;
+
+  static void run_call(void* argument);
+  void run_rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const kernels::Context& context);
+  void sum_sinks();
+  double* sink_gradient(int rank) const;
+
+  Plan shared_plan_;
+  const PlanData* plan_;
+  Communicator& communicator_;
+  Agreement agreement_;
+  ExecuteOptions options_;
+  Arena arena_;
+  ThreadPool pool_;
+  Trace trace_;
+  PassState passes_[2];
+
+  // Of the pass that runs.
+  PassState* pass_ = nullptr;
+  Bindings bindings_;
+  Memory memory_;
+  std::size_t next_message_ = 0;
+  Clock::duration waiting_{};
+
+  // Of the stage that runs; as large as the largest stage of both passes.
+  std::vector<kernels::RowTask> row_tasks_;
+  std::vector<kernels::AttendTask> attend_tasks_;
+  std::vector<Call> calls_;
+  std::vector<Request> requests_;
+
+  std::uint64_t call_number_ = 0;  // of both passes, the same on all ranks
+  bool has_forward_ = false;
+  std::exception_ptr failure_;
+  std::unique_ptr<Queue> queue_;  // last: a device may still run calls when the rest is torn down
+};
+
+}  // namespace ringspan::internal

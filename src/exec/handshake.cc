@@ -1,0 +1,130 @@
+#include "exec/handshake.h"
+
+#include <fmt/format.h>
+
+#include <bit>
+#include <exception>
+#include <limits>
+#include <string_view>
+#include <vector>
+
+#include "comm/agree.h"
+#include "ringspan/error.h"
+#include "ringspan/version.h"
+
+namespace ringspan::internal {
+namespace {
+
+// FNV-1a.
+std::int64_t hash_bytes(const void* data, std::size_t bytes) {
+  std::uint64_t hash = 14695981039346656037U;
+  const auto* at = static_cast<const unsigned char*>(data);
+  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 1099511628211U;
+  return std::bit_cast<std::int64_t>(hash);
+}
+
+std::int64_t hash_text(std::string_view text) { return hash_bytes(text.data(), text.size()); }
+
+template <typename T>
+std::int64_t hash_list(const std::vector<T>& list) {
+  return hash_bytes(list.data(), list.size() * sizeof(T));
+}
+
+// Numbers are compared as they are, everything else by a hash or its bits.
+class Fields {
+ public:
+  void number(std::string_view name, std::int64_t value) { list_.push_back({name, value, false, false}); }
+  void bits(std::string_view name, std::int64_t value) { list_.push_back({name, value, false, true}); }
+  void real(std::string_view name, float value) { bits(name, std::bit_cast<std::uint32_t>(value)); }
+  void minimum(std::string_view name, std::int64_t value) { list_.push_back({name, value, true, false}); }
+  std::span<const AgreeField> list() const { return list_; }
+
+ private:
+  std::vector<AgreeField> list_;
+};
+
+// A budget of 0 means "unlimited": it must not win.
+constexpr std::int64_t kUnlimited = std::numeric_limits<std::int64_t>::max();
+
+void add_problem(const Problem& problem, Fields& fields) {
+  fields.number("ranks", problem.ranks);
+  fields.number("batch", problem.batch);
+  fields.number("tokens_q", problem.tokens_q);
+  fields.number("tokens_k", problem.tokens_k);
+  fields.number("heads", problem.heads);
+  fields.number("kv_heads", problem.kv_heads);
+  fields.number("head_dim", problem.head_dim);
+  fields.number("head_dim_v", problem.head_dim_v);
+  fields.number("dtype (0 float32, 1 bfloat16, 2 float16)", static_cast<std::int64_t>(problem.dtype));
+  fields.bits("pattern (hash)", hash_text(problem.pattern.to_string()));
+  fields.bits("cu_seqlens_q (hash)", hash_list(problem.cu_seqlens_q));
+  fields.bits("cu_seqlens_k (hash)", hash_list(problem.cu_seqlens_k));
+  fields.bits("lengths_q (hash)", hash_list(problem.lengths_q));
+  fields.bits("lengths_k (hash)", hash_list(problem.lengths_k));
+  fields.real("scale (float32 bits)", problem.scale);
+  fields.real("softcap (float32 bits)", problem.softcap);
+  fields.number("alibi", problem.alibi ? 1 : 0);
+  fields.number("sinks", problem.sinks ? 1 : 0);
+  fields.real("dropout (float32 bits)", problem.dropout);
+  fields.bits("seed", std::bit_cast<std::int64_t>(problem.seed));
+  fields.bits("sharding_q (hash)", hash_text(problem.sharding_q.to_string()));
+  fields.bits("sharding_k (hash)", hash_text(problem.sharding_k.to_string()));
+  fields.number("replicated_q", problem.replicated_q ? 1 : 0);
+}
+
+void add_options(const PlanOptions& options, Fields& fields) {
+  fields.number("strategy (0 auto, 1 local, 2 all-gather, 3 exchange, 4 ring, 5 pass-q, 6 ulysses)",
+                static_cast<std::int64_t>(options.strategy));
+  fields.number("computing_ranks", options.computing_ranks);
+  fields.number("bucket_rows", options.bucket_rows);
+  fields.number("cost.flops_per_second", options.cost.flops_per_second);
+  fields.number("cost.bytes_per_second", options.cost.bytes_per_second);
+  fields.number("cost.message_nanoseconds", options.cost.message_nanoseconds);
+  fields.number("backward", options.backward ? 1 : 0);
+  fields.number("keep_o_float32", options.keep_o_float32 ? 1 : 0);
+}
+
+void check_own(const Communicator& communicator, const Problem& problem, Communicator::Seconds deadline) {
+  problem.validate();
+  if (communicator.size() != problem.ranks) {
+    throw InvalidArgument(fmt::format("ranks ({}) must equal the size of the communicator ({})", problem.ranks, communicator.size()));
+  }
+  check_deadline(deadline);
+}
+
+}  // namespace
+
+void check_deadline(Communicator::Seconds deadline) {
+  if (!(deadline.count() > 0)) throw InvalidArgument(fmt::format("deadline ({} s) must be positive", deadline.count()));
+}
+
+Communicator::Seconds usable_deadline(Communicator::Seconds deadline) {
+  return deadline.count() > 0 ? deadline : Communicator::Seconds(30);
+}
+
+PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
+                             Communicator::Seconds deadline) {
+  std::exception_ptr own_error;
+  try {
+    check_own(communicator, problem, deadline);
+  } catch (const Error&) {
+    own_error = std::current_exception();
+  }
+  if (communicator.size() == 1) {
+    if (own_error != nullptr) std::rethrow_exception(own_error);
+    return options;
+  }
+  Fields fields;
+  fields.number("the version of ringspan", RINGSPAN_VERSION);
+  add_problem(problem, fields);
+  add_options(options, fields);
+  fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
+  Agreement agreement(communicator);
+  const auto extents = agreement.agree(fields.list(), own_error, usable_deadline(deadline));
+  PlanOptions agreed = options;
+  const std::int64_t budget = extents.back().minimum;
+  agreed.memory_budget = budget == kUnlimited ? 0 : budget;
+  return agreed;
+}
+
+}  // namespace ringspan::internal

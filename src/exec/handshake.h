@@ -1,0 +1,23 @@
+// Handshake: before they plan, ranks make sure that they were given the same problem and options.
+//
+// Cost: ceil(log2 p) messages of some kilobytes per rank, see comm/agree.h. Collective.
+#pragma once
+
+#include "ringspan/communicator.h"
+#include "ringspan/plan.h"
+
+namespace ringspan::internal {
+
+// Agrees field by field on everything that decides the plan; threads and the names of kernels may differ, and the memory budget
+// becomes the smallest one of all ranks. Returns the options to plan with. Throws, on all ranks: CommError that names the first
+// field that differs, with two ranks and their values, or the error of the lowest rank whose own problem is invalid. The
+// communicator stays usable.
+PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
+                             Communicator::Seconds deadline);
+
+// Throws InvalidArgument unless the deadline is positive; a rank that was given another one still takes part with
+// usable_deadline(), to say so.
+void check_deadline(Communicator::Seconds deadline);
+Communicator::Seconds usable_deadline(Communicator::Seconds deadline);
+
+}  // namespace ringspan::internal
