@@ -1,0 +1,207 @@
+// Attention over ranks against the float64 oracle: patterns x strategies x dtypes x kinds of ranks, forward and backward.
+#include <gtest/gtest.h>
+
+#include "api_testing/world.h"
+#include "ringspan/error.h"
+
+namespace ringspan::testing {
+namespace {
+
+constexpr Strategy kStrategies[] = {Strategy::local, Strategy::all_gather, Strategy::exchange,
+                                    Strategy::ring,  Strategy::pass_q,     Strategy::ulysses};
+
+Case make_case(std::string_view pattern, Strategy strategy, int ranks, std::int64_t tokens = 61) {
+  Case test;
+  Problem& p = test.problem;
+  p.tokens_q = p.tokens_k = tokens;
+  p.heads = 4;
+  p.kv_heads = 2;
+  p.head_dim = 16;
+  p.head_dim_v = 12;
+  p.pattern = Pattern::parse(pattern);
+  p.ranks = ranks;
+  test.options.strategy = strategy;
+  if (p.pattern.documents) p.cu_seqlens_q = {0, 7, 7, static_cast<std::int32_t>(tokens / 2), static_cast<std::int32_t>(tokens)};
+  return test;
+}
+
+std::string name_of(Strategy strategy) {
+  std::string name(to_string(strategy));
+  std::erase_if(name, [](char c) { return c == '-'; });
+  return name;
+}
+
+class Strategies : public ::testing::TestWithParam<Strategy> {
+ protected:
+  Case make(std::string_view pattern, int ranks, std::int64_t tokens = 61) const {
+    return make_case(pattern, GetParam(), ranks, tokens);
+  }
+};
+INSTANTIATE_TEST_SUITE_P(Api, Strategies, ::testing::ValuesIn(kStrategies),
+                         [](const auto& instance) { return name_of(instance.param); });
+
+TEST_P(Strategies, OneRank) { EXPECT_EQ(judge(make("causal", 1)), ""); }
+
+TEST_P(Strategies, EveryPattern) {
+  for (const char* pattern :
+       {"full", "causal", "window:5,3", "causal & window:9,-1", "causal@top_left", "documents & causal", "prefix:10",
+        "block:0-20,0-30;20-61,5-61,causal", "dilated:16x1,32x2,64x4", "dilated:16x1,32x2@torchscale",
+        "dilated:16x1,32x4@head_groups & causal", "dilated:8x2,16x4 & documents & causal"}) {
+    EXPECT_EQ(judge(make(pattern, 3)), "");
+  }
+}
+
+TEST_P(Strategies, EveryWorld) {
+  for (const int ranks : {2, 4, 7}) EXPECT_EQ(judge(make("causal", ranks)), "");
+}
+
+TEST_P(Strategies, EverySharding) {
+  for (const char* sharding : {"zigzag", "striped", "block_striped:5"}) {
+    Case test = make("causal & window:20,-1", 3);
+    test.problem.sharding_q = Sharding::parse(sharding);
+    test.problem.sharding_k = Sharding::parse(sharding);
+    EXPECT_EQ(judge(test), "");
+    test.problem.sharding_k = Sharding{};
+    EXPECT_EQ(judge(test), "");
+  }
+}
+
+TEST_P(Strategies, EveryDType) {
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const bool keep : {true, false}) {
+      Case test = make("causal", 3);
+      test.problem.dtype = dtype;
+      test.options.keep_o_float32 = keep;
+      EXPECT_EQ(judge(test), "");
+    }
+  }
+}
+
+TEST_P(Strategies, EveryHeadRatio) {
+  for (const auto& [heads, kv_heads] : {std::pair{3, 3}, std::pair{4, 1}, std::pair{6, 2}}) {
+    Case test = make("causal", 3, 40);
+    test.problem.heads = heads;
+    test.problem.kv_heads = kv_heads;
+    EXPECT_EQ(judge(test), "");
+  }
+}
+
+TEST_P(Strategies, EveryLength) {
+  for (const std::int64_t tokens : {0, 1, 2, 5, 31}) EXPECT_EQ(judge(make("causal", 4, tokens)), "");
+  Case cross = make("causal", 3, 30);
+  cross.problem.tokens_k = 47;
+  EXPECT_EQ(judge(cross), "");
+  cross.problem.tokens_k = 11;
+  EXPECT_EQ(judge(cross), "");
+}
+
+TEST_P(Strategies, BatchesAndTheirLengths) {
+  Case test = make("causal", 3, 30);
+  test.problem.batch = 3;
+  EXPECT_EQ(judge(test), "");
+  test.problem.lengths_q = {30, 17, 0};
+  test.problem.lengths_k = {30, 17, 5};
+  EXPECT_EQ(judge(test), "");
+}
+
+TEST_P(Strategies, ReplicatedQueries) {
+  for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    Case test = make("causal", 3);
+    test.problem.dtype = dtype;
+    test.problem.replicated_q = true;
+    EXPECT_EQ(judge(test), "");
+  }
+}
+
+TEST_P(Strategies, SoftcapAlibiSinksDropoutDlse) {
+  for (int option = 0; option < 6; ++option) {
+    Case test = make(option == 5 ? "dilated:16x1,32x2" : "causal", 3, 45);
+    if (option == 0 || option == 5) test.problem.softcap = 5.0F;
+    if (option == 1 || option == 5) test.problem.alibi = true;
+    if (option == 2 || option == 5) test.problem.sinks = true;
+    if (option == 3 || option == 5) test.problem.dropout = 0.3F;
+    if (option == 4 || option == 5) test.dlse = true;
+    test.problem.seed = 99;
+    EXPECT_EQ(judge(test), "");
+  }
+}
+
+TEST_P(Strategies, ForkedRanks) {
+  Case test = make("causal & window:30,-1", 3);
+  test.ranks = Ranks::processes;
+  EXPECT_EQ(judge(test), "");
+}
+
+TEST_P(Strategies, FakeDevice) {
+  for (const char* pattern : {"causal", "dilated:16x1,32x2@torchscale"}) {
+    Case test = make(pattern, 3);
+    test.execute.fake_device = true;
+    test.problem.sinks = std::string_view(pattern) == "causal";
+    EXPECT_EQ(judge(test), "");
+  }
+}
+
+TEST_P(Strategies, ForwardOnly) {
+  Case test = make("causal", 3);
+  test.options.backward = false;
+  EXPECT_EQ(judge(test), "");
+}
+
+// The same bits run after run, whatever the number of threads and the queue.
+TEST_P(Strategies, SamePlanSameBits) {
+  Case test = make("causal", 3, 90);
+  const Whole whole(test);
+  const Outputs first = run(test, whole);
+  EXPECT_EQ(judge(test, whole, first), "");
+  EXPECT_TRUE(run(test, whole) == first);
+  test.options.threads = 2;
+  EXPECT_TRUE(run(test, whole) == first) << "2 threads";
+  test.execute.fake_device = true;
+  EXPECT_TRUE(run(test, whole) == first) << "fake device";
+  const Outputs repeated = run(test, whole, [](Attention& attention, const RankTensors& tensors) {
+    for (int repeat = 0; repeat < 3; ++repeat) forward_and_backward(attention, tensors);
+  });
+  EXPECT_TRUE(repeated == first) << "third run of one Attention";
+}
+
+class Buckets : public ::testing::TestWithParam<Strategy> {};
+INSTANTIATE_TEST_SUITE_P(Api, Buckets, ::testing::Values(Strategy::exchange, Strategy::ring, Strategy::pass_q),
+                         [](const auto& instance) { return name_of(instance.param); });
+
+TEST_P(Buckets, OfAnySize) {
+  for (const std::int64_t rows : {std::int64_t{1}, std::int64_t{4}, std::int64_t{1000}, PlanOptions::kBucketNone}) {
+    for (const char* pattern : {"causal", "dilated:16x2,32x4"}) {
+      Case test = make_case(pattern, GetParam(), 3, 40);
+      test.options.bucket_rows = rows;
+      EXPECT_EQ(judge(test), "");
+    }
+  }
+}
+
+// The judge of all of the above sees a single wrong element of any output.
+TEST(Judge, SeesOneWrongElement) {
+  Case test = make_case("causal", Strategy::ring, 2, 20);
+  test.problem.sinks = true;
+  const Whole whole(test);
+  const Outputs right = run(test, whole);
+  EXPECT_EQ(judge(test, whole, right), "");
+  const auto failure = [&](auto&& spoil) {
+    Outputs wrong = right;
+    spoil(wrong);
+    return judge(test, whole, wrong);
+  };
+  const auto nudge = [](std::vector<std::byte>& tensor) { reinterpret_cast<float*>(tensor.data())[7] += 1e-3F; };
+  EXPECT_NE(failure([&](Outputs& outputs) { nudge(outputs.o); }).find("o: failed, 1 of"), std::string::npos);
+  EXPECT_NE(failure([&](Outputs& outputs) { nudge(outputs.dq); }).find("dq: failed, 1 of"), std::string::npos);
+  EXPECT_NE(failure([&](Outputs& outputs) { nudge(outputs.dk); }).find("dk: failed, 1 of"), std::string::npos);
+  EXPECT_NE(failure([&](Outputs& outputs) { nudge(outputs.dv); }).find("dv: failed, 1 of"), std::string::npos);
+  EXPECT_NE(failure([](Outputs& outputs) { outputs.lse[3] += 1e-3F; }).find("lse: failed, 1 of"), std::string::npos);
+  EXPECT_NE(failure([](Outputs& outputs) { outputs.dsinks[1] += 1e-3F; }).find("dsinks: failed, 1 of"), std::string::npos);
+}
+
+TEST(Automatic, FindsAPlanThatIsRight) {
+  for (const int ranks : {1, 2, 5}) EXPECT_EQ(judge(make_case("causal", Strategy::automatic, ranks)), "");
+}
+
+}  // namespace
+}  // namespace ringspan::testing
