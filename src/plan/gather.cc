@@ -70,10 +70,10 @@ Gather::Gather(PassBuilder& pass)
       ranks_(pass.problem().ranks),
       assignments_(assignments_of(pass.setting())),
       mine_(assignments_[static_cast<std::size_t>(rank_)]) {
-  // Every computing rank sees all keys, so a row's output is finished where it is computed; where o is kept in float32, or
-  // once per branch, it returns as a partial result instead. dk and dv are finished if no two ranks share a kv head.
+  // Every computing rank sees all keys, so a row's output is finished where it is computed; where o is kept in float32 or
+  // once per branch, or meets a sink (its owner merges it), it returns as a partial result instead. dk and dv are finished if no two ranks share a kv head.
   const Setting& setting = pass.setting();
-  complete_q_ = pass.is_backward() || (setting.states == 1 && !setting.keeps_o_float32());
+  complete_q_ = pass.is_backward() || (setting.states == 1 && !setting.keeps_o_float32() && !pass.problem().sinks);
   complete_k_ = true;
   int computing = 0;
   const int group = pass.problem().group();

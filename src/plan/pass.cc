@@ -222,21 +222,45 @@ void PassBuilder::make_own_backward() {
   accumulate(own_k_, TensorKind::dv, "dv", {0, problem().kv_heads});
 }
 
-std::vector<RowItem> PassBuilder::over(std::span<const Entry> entries, std::span<const Part> parts, HeadRange heads) const {
+std::vector<RowItem> PassBuilder::over(std::span<const Entry> entries, std::span<const Part> parts, HeadRange heads,
+                                       Which which) const {
   std::vector<RowItem> items;
   for (const Entry& entry : entries) {
-    RowItem item;
-    item.batch_first = entry.box.batch_first;
-    item.batch_count = entry.box.batch_count;
-    item.heads = clip(entry.box.heads, heads.begin, heads.end);
-    item.rows = entry.box.positions.count;
-    if (item.heads.empty()) continue;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      if (parts[i].width > 0) item.operands[i] = ref(loc_of(entry, parts[i]), entry.box, entry.box.positions);
+    for (const Box& box : parts_of(entry.box, which)) {
+      RowItem item;
+      item.batch_first = box.batch_first;
+      item.batch_count = box.batch_count;
+      item.heads = clip(box.heads, heads.begin, heads.end);
+      item.rows = box.positions.count;
+      if (item.heads.empty()) continue;
+      for (std::size_t i = 0; i < parts.size(); ++i) {
+        if (parts[i].width > 0) item.operands[i] = ref(loc_of(entry, parts[i]), entry.box, box.positions);
+      }
+      items.push_back(item);
     }
-    items.push_back(item);
   }
   return items;
+}
+
+std::vector<Box> PassBuilder::parts_of(const Box& box, Which which) const {
+  const std::vector<std::int64_t>& lengths = problem().lengths_q;
+  if (which == Which::all || lengths.empty()) return which == Which::padding ? std::vector<Box>{} : std::vector<Box>{box};
+  std::vector<Box> boxes;
+  for (std::int64_t batch = box.batch_first; batch < box.batch_first + box.batch_count; ++batch) {
+    const std::int64_t length = lengths[static_cast<std::size_t>(batch)];
+    const Progression positions = which == Which::real ? clip(box.positions, 0, length) : clip(box.positions, length, problem().tokens_q);
+    if (!positions.empty()) boxes.push_back({batch, 1, box.heads, positions});
+  }
+  return boxes;
+}
+
+// {m, l, acc, o, lse, o in float32} of own rows.
+void PassBuilder::finalize_own(std::vector<Launch>& where, std::span<const Entry> entries, std::span<const Part> parts) {
+  const float scale = problem().pattern.output_scale();
+  const int width = problem().head_dim_v;
+  const bool sinks = problem().sinks;
+  builder_.rows(where, LaunchKind::finalize, over(entries, parts, state_heads_, sinks ? Which::real : Which::all), width, scale, sinks);
+  if (sinks) builder_.rows(where, LaunchKind::finalize, over(entries, parts, state_heads_, Which::padding), width, scale, false);
 }
 
 void PassBuilder::fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& p, float value, HeadRange heads) {
@@ -438,8 +462,7 @@ void PassBuilder::finalize_into(std::vector<Launch>& where, std::span<const Entr
       item.operands[4] = at(to, complete ? to.lse : to.l.at(state));
       items.push_back(item);
     }
-    builder_.rows(where, LaunchKind::finalize, items, problem().head_dim_v, complete ? problem().pattern.output_scale() : 1.0F,
-                  complete && problem().sinks);
+    builder_.rows(where, LaunchKind::finalize, items, problem().head_dim_v, complete ? problem().pattern.output_scale() : 1.0F);
   }
 }
 
@@ -453,7 +476,6 @@ void PassBuilder::end(std::int64_t stage) {
 
 void PassBuilder::end_forward(std::int64_t stage_index) {
   std::vector<Launch>& last = builder_.stage(stage_index, "finish").compute;
-  const float scale = problem().pattern.output_scale();
   const Part o = part(TensorKind::o);
   const Part lse = part(TensorKind::lse);
   const int width = problem().head_dim_v;
@@ -462,7 +484,7 @@ void PassBuilder::end_forward(std::int64_t stage_index) {
     const bool kept = setting_.keeps_o_float32();
     const std::vector<Part> parts{part(TensorKind::m), part(TensorKind::l),  part(TensorKind::acc), o,
                                   lse,                 kept ? part(TensorKind::acc) : none};
-    builder_.rows(last, LaunchKind::finalize, over(own_q_, parts, state_heads_), width, scale, problem().sinks);
+    finalize_own(last, own_q_, parts);
   } else if (!own_q_.empty()) {
     // The states join into one; then each becomes its branch's o, in place, kept for the backward pass.
     std::int64_t rows = 0;
@@ -499,7 +521,7 @@ void PassBuilder::end_forward(std::int64_t stage_index) {
       builder_.rows(last, LaunchKind::finalize, over(own_q_, branch, state_heads_), width, 1.0F, false);
     }
     const std::vector<Part> parts{part(TensorKind::m), part(TensorKind::l), part(TensorKind::acc), o, lse};
-    builder_.rows(last, LaunchKind::finalize, over(joined, parts, state_heads_), width, scale, problem().sinks);
+    finalize_own(last, joined, parts);
   }
   if (problem().replicated_q) replicate(stage_index + 1, {lse, o});
 }
@@ -577,7 +599,7 @@ void PassBuilder::sum_sink_gradients(std::int64_t stage_index) {
   builder_.set_sink_gradient(region);
   const std::vector<Part> parts{part(TensorKind::lse), part(TensorKind::delta)};
   std::vector<Launch>& compute = builder_.stage(stage_index - 1).compute;
-  std::vector<RowItem> items = over(own_q_, parts, all_heads());
+  const std::vector<RowItem> items = over(own_q_, parts, all_heads(), Which::real);
   builder_.rows(compute, LaunchKind::sink_gradient, items, 1);
   builder_.sink_exchange(stage_index, rank_, ranks, region, row_bytes);
   Launch sum;

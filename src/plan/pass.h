@@ -85,7 +85,12 @@ class PassBuilder {
   std::vector<Entry> pieces_as_entries(const Shard& shard, int heads) const;
   void make_own_forward(HeadRange heads);
   void make_own_backward();
-  std::vector<RowItem> over(std::span<const Entry> entries, std::span<const Part> parts, HeadRange heads) const;
+  // Padding: rows past their batch item's length. They have no key, and no sink either.
+  enum class Which : std::uint8_t { all, real, padding };
+  std::vector<RowItem> over(std::span<const Entry> entries, std::span<const Part> parts, HeadRange heads,
+                            Which which = Which::all) const;
+  std::vector<Box> parts_of(const Box& box, Which which) const;
+  void finalize_own(std::vector<Launch>& where, std::span<const Entry> entries, std::span<const Part> parts);
   void fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& part, float value, HeadRange heads);
   void end_forward(std::int64_t stage);
   void end_backward(std::int64_t stage);

@@ -45,14 +45,12 @@ class Stream {
                         std::vector<Entry> incoming);
   void take_results(std::int64_t stage, int direction, int h, std::int64_t bucket);
   RegionId lazy(RegionId& region, const char* name, Component component);
-  void touch(std::int64_t stage) { last_ = std::max(last_, stage); }
 
   PassBuilder& pass_;
   ProgramBuilder& builder_;
   bool key_side_;
   bool relay_;
   int ranks_;
-  std::int64_t last_ = 0;
   std::vector<Route> routes_;                  // of the present bucket, by owner
   std::vector<std::vector<Box>> reads_;        // of the present bucket, reader x owner
   std::vector<bool> reads_known_;
@@ -170,7 +168,6 @@ void Stream::send_on(std::int64_t stage, int direction, int h) {
   if (carried.empty()) return;
   const std::vector<Part> parts = key_side_ ? pass_.key_inputs() : pass_.query_inputs();
   const int peer = relay_ ? at(sign(direction)) : at(h);
-  touch(stage);
   const auto d = static_cast<std::size_t>(direction);
   const bool own = !relay_ || h == 1;
   if (!own && builder_.program().bundles[static_cast<std::size_t>(previous_bundle_[d])].boxes == carried) {
@@ -202,7 +199,6 @@ void Stream::hop(std::int64_t bucket, int direction, int h) {
   builder_.receive(stage, 0, relay_ ? at(-sign(direction)) : source, slot, bundle, source, TransferOp::copy);
   previous_[d] = builder_.place(bundle, slot);
   previous_bundle_[d] = bundle;
-  touch(stage);
   visit(stage, direction, source, bucket, previous_[d]);
 }
 
@@ -211,7 +207,6 @@ void Stream::visit(std::int64_t stage, int direction, int source, std::int64_t b
   if (routes_[static_cast<std::size_t>(source)].direction[distance] != direction) return;
   const std::vector<Box>& mine = reads(pass_.rank(), source, bucket);
   if (mine.empty()) return;
-  touch(stage + 1);
   builder_.stage(stage + 1, ("from rank " + std::to_string(source)).c_str());
   if (key_side_) {
     visit_of_keys(stage, direction, source, mine, incoming);
@@ -252,7 +247,6 @@ void Stream::visit_of_keys(std::int64_t stage, int direction, int source, const 
   }
   builder_.attend(compute, true, pass_.attend_items(pass_.own_q(), keys, pass_.all_heads()));
   builder_.send(stage + 2, 1, source, region, bundle, source, TransferOp::add);
-  touch(stage + 2);
 }
 
 void Stream::visit_of_queries(std::int64_t stage, int direction, int source, const std::vector<Box>& mine,
@@ -273,7 +267,6 @@ void Stream::visit_of_queries(std::int64_t stage, int direction, int source, con
     pass_.finalize_into(compute, queries, bundle, region, false);
   }
   builder_.send(stage + 2, 1, source, region, bundle, source, pass_.is_backward() ? TransferOp::add : TransferOp::merge);
-  touch(stage + 2);
 }
 
 // What the reader at hop h computed from this rank's chunk comes back two stages after the chunk got there.
@@ -291,7 +284,6 @@ void Stream::take_results(std::int64_t stage, int direction, int h, std::int64_t
   builder_.receive(stage + 2, 1, reader, region, bundle, pass_.rank(), op);
   pass_.take_in(builder_.stage(stage + 3, "take in").before, builder_.place(bundle, region), parts, op,
                 key_side_ ? pass_.own_k() : pass_.own_q());
-  touch(stage + 3);
 }
 
 void Stream::write() {
@@ -309,7 +301,8 @@ void Stream::write() {
       for (int h = 1; h < ranks_; ++h) hop(bucket, direction, h);
     }
   }
-  pass_.end(last_);
+  // The same stage on every rank, whatever it had to do: what follows may be collective.
+  pass_.end(buckets > 0 ? buckets * (ranks_ - 1) + 2 : 0);
 }
 
 }  // namespace
