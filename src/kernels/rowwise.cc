@@ -185,7 +185,8 @@ void delta_rows(std::span<const RowTask> tasks, int width, const Context& contex
   for_rows(tasks, width, context, [width](const Row& row) {
     with_dtype(row.task.operands[0].dtype, [&]<typename A>(A a) {
       with_dtype(row.task.operands[1].dtype, [&]<typename B>(B b) {
-        row.scalar(2) = dot_of(a, b, row.operand<const typename A::Type>(0), row.operand<const typename B::Type>(1), width);
+        const float dot = dot_of(a, b, row.operand<const typename A::Type>(0), row.operand<const typename B::Type>(1), width);
+        row.scalar(2) = row.task.operands[3].data == nullptr ? dot : dot - row.scalar(3);
       });
     });
   });
