@@ -76,6 +76,7 @@ struct ExecuteOptions {
   Communicator::Seconds deadline{30.0};  // of silence from a peer
   bool fake_device = false;              // run launches on the fake asynchronous device (tests)
   std::uint64_t fake_device_seed = 1;
+  bool overlap = true;                   // false: a stage computes only after its messages arrived (a synchronous ring)
   bool trace = false;                    // record a time line
 };
 

@@ -187,18 +187,26 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   if (!stage.before.empty()) drain();
   const auto prepared = Clock::now();
   post(stage);
+  if (!options_.overlap) wait_for_messages();
   const auto posted = Clock::now();
   for (const Launch& launch : stage.compute) enqueue(launch);
   if (!stage.compute.empty()) drain();
   const auto computed = Clock::now();
-  for (const Request request : requests_) communicator_.wait(request, options_.deadline);
+  const bool communicates = !requests_.empty();
+  if (options_.overlap) wait_for_messages();
   const auto end = Clock::now();
-  if (!requests_.empty()) waiting_ += end - computed;
   if (!stage.before.empty()) trace_.add(Trace::Lane::compute, index, begin, prepared);
   if (!stage.compute.empty()) trace_.add(Trace::Lane::compute, index, posted, computed);
+  if (!communicates) return;
+  trace_.add(Trace::Lane::communicate, index, prepared, options_.overlap ? end : posted);
+  trace_.add(Trace::Lane::wait, index, options_.overlap ? computed : prepared, options_.overlap ? end : posted);
+}
+
+void Executor::wait_for_messages() {
   if (requests_.empty()) return;
-  trace_.add(Trace::Lane::communicate, index, prepared, end);
-  trace_.add(Trace::Lane::wait, index, computed, end);
+  const auto begin = Clock::now();
+  for (const Request request : requests_) communicator_.wait(request, options_.deadline);
+  waiting_ += Clock::now() - begin;
 }
 
 void Executor::post(const Stage& stage) {

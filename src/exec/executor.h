@@ -72,6 +72,7 @@ class Executor {
   void run();
   void run_stage(std::int32_t index, const Stage& stage);
   void post(const Stage& stage);
+  void wait_for_messages();
   void enqueue(const Launch& launch);
   void drain();
   void fail(const char* what) noexcept;
