@@ -80,4 +80,8 @@ class SharedMemory {
   std::size_t bytes_ = 0;
 };
 
+// A communicator over an embedder's callbacks; calls `destroy` in the end. Throws InvalidArgument where a member is missing or
+// wrong, and then has called nothing.
+std::unique_ptr<Communicator> make_communicator(const ringspan_communicator& callbacks);
+
 }  // namespace ringspan

@@ -87,7 +87,7 @@ class SocketTransport final : public Transport {
   bool flush_control(Link& link);
   void send_control(Link& link, ControlFrame::Kind kind, std::string_view text);
   void show_life(TimePoint now);
-  [[noreturn]] void fail_closed(Link& link, int error);
+  [[noreturn]] void fail_closed(Link& link, const Operation* operation, int error);
   void pass_duplicate(Link& link, const PeerSockets& sockets, TimePoint begin);
   void wait_for_duplicate(Link& link, TimePoint begin);
 
@@ -171,7 +171,7 @@ void SocketTransport::send_data(Link& to) {
         iovec{static_cast<std::byte*>(operation.message.data) + operation.moved,
               static_cast<std::size_t>(std::min(budget, operation.message.bytes - operation.moved))}};
     const Moved moved = send_some(to.data.get(), to.out_at < sizeof to.out ? std::span(parts) : std::span(parts).subspan(1));
-    if (moved.closed) fail_closed(to, moved.error);
+    if (moved.closed) fail_closed(to, &operation, moved.error);
     if (moved.bytes == 0) return;
     const std::size_t of_header = std::min(moved.bytes, sizeof to.out - to.out_at);
     to.out_at += of_header;
@@ -196,7 +196,7 @@ void SocketTransport::receive_data(Link& from) {
     const std::size_t bytes = header ? sizeof from.in - from.in_at
                                      : static_cast<std::size_t>(std::min(budget, operation.message.bytes - operation.moved));
     const Moved moved = receive_some(from.data.get(), target, bytes);
-    if (moved.closed) fail_closed(from, moved.error);
+    if (moved.closed) fail_closed(from, &operation, moved.error);
     if (moved.bytes == 0) return;
     from.heard = Clock::now();
     budget -= static_cast<std::int64_t>(moved.bytes);
@@ -231,7 +231,7 @@ void SocketTransport::receive_control(Link& from) {
                                          wanted - from.control_in_at, from.passed);
     if (moved.closed) {
       from.closed = true;
-      if (moved.error != 0) fail_closed(from, moved.error);
+      if (moved.error != 0) fail_closed(from, nullptr, moved.error);
       if (!from.said_farewell) fail(fmt::format("rank {} died: its connection closed", from.peer));
       return;
     }
@@ -271,12 +271,13 @@ void SocketTransport::obey(Link& from) {
   }
 }
 
-// The data socket has ended. Why, the control socket may tell.
-void SocketTransport::fail_closed(Link& link, int error) {
-  if (error != 0) fail(fmt::format("the connection to rank {} failed: {}", link.peer, std::strerror(error)));
-  receive_control(link);
-  if (link.said_farewell) fail(fmt::format("rank {} has left", link.peer));
-  fail(fmt::format("rank {} died: its connection closed", link.peer));
+// A socket has ended while `operation` (null: none) needed it. Why, the control socket may tell.
+void SocketTransport::fail_closed(Link& link, const Operation* operation, int error) {
+  if (error == 0) receive_control(link);
+  std::string cause = fmt::format("rank {} {}", link.peer, link.said_farewell ? "has left" : "died: its connection closed");
+  if (error != 0) cause = fmt::format("the connection to rank {} failed: {}", link.peer, std::strerror(error));
+  if (operation != nullptr) fail(*operation, cause);
+  fail(cause);
 }
 
 // True when nothing is left to be written.
@@ -360,7 +361,7 @@ void SocketTransport::pass_duplicate(Link& to, const PeerSockets& sockets, TimeP
     if (flush_control(to)) {
       const Moved moved = send_with_fds(to.control.get(), &frame, frame.bytes(), sockets);
       if (moved.error == EINVAL) throw Unsupported(prefix() + "duplicate needs AF_UNIX sockets, which can pass others");
-      if (moved.closed) fail_closed(to, moved.error);
+      if (moved.closed) fail_closed(to, nullptr, moved.error);
       if (moved.bytes != 0) {
         if (moved.bytes == frame.bytes()) return;
         to.control_out = frame;  // the rest goes without the sockets, which went with the first byte

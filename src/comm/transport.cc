@@ -117,6 +117,11 @@ void Transport::fail(std::string_view cause) {
   throw CommError(failure_);
 }
 
+void Transport::fail(const Operation& operation, std::string_view cause) {
+  awaited_ = &operation;
+  fail(cause);
+}
+
 void Transport::fail_told_by_peer(const std::string& cause) {
   become_failed(cause, true);
   tell_peers(cause);
@@ -226,13 +231,12 @@ Transport::TimePoint Transport::check_peers(const Operation* pending, TimePoint 
     const int peer = operation->message.peer;
     const bool left = has_left(peer);
     if (operation->complete.load(std::memory_order_acquire)) continue;
-    awaited_ = operation;
     if (left) {
       pump();  // a rank that failed says so before it leaves
-      fail(fmt::format("rank {} has left", peer));
+      fail(*operation, fmt::format("rank {} has left", peer));
     }
     const double silence = Seconds(now - std::max(begin, last_sign_of_life(peer))).count();
-    if (silence >= deadline) fail(fmt::format("no sign of life for {:.1f} s (deadline {:g} s)", silence, deadline));
+    if (silence >= deadline) fail(*operation, fmt::format("no sign of life for {:.1f} s (deadline {:g} s)", silence, deadline));
     rest = std::min(rest, deadline - silence);
   }
   if (rest > 3600.0) return now + std::chrono::hours(1);

@@ -96,6 +96,8 @@ class Transport : public Communicator {
 
   // Makes the communicator failed and throws. `cause` follows "rank 3/8: waiting for ...: ".
   [[noreturn]] void fail(std::string_view cause);
+  // The same about a message that wait() may not be waiting for.
+  [[noreturn]] void fail(const Operation& operation, std::string_view cause);
   // The same where a peer told us. The cause is passed on unchanged: whoever told us may not have reached everyone yet, and
   // our leaving must not look like the cause.
   [[noreturn]] void fail_told_by_peer(const std::string& cause);

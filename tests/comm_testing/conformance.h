@@ -1,0 +1,570 @@
+// The conformance suite: what every transport must do, as tests parameterised by a World. A test program includes this once and
+// instantiates ConformanceTest with its worlds.
+//
+// Bodies report by throwing (require), so that they also run in forked processes. Time never decides: a test waits for what
+// must happen, with deadlines only where a deadline is the subject.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include <fmt/format.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm_testing/worlds.h"
+#include "ringspan/error.h"
+
+namespace ringspan::comm_testing {
+
+using Direction = Message::Direction;
+using Seconds = Communicator::Seconds;
+using Bytes = std::vector<std::uint8_t>;
+
+inline constexpr Seconds kPatience{60.0};
+inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 7};
+
+inline Message send_to(int peer, Bytes& data) { return {Direction::send, peer, data.data(), static_cast<std::int64_t>(data.size())}; }
+inline Message receive_from(int peer, Bytes& data) {
+  return {Direction::receive, peer, data.data(), static_cast<std::int64_t>(data.size())};
+}
+
+inline Request post_one(Communicator& comm, std::uint64_t round, const Message& message) {
+  return comm.post(round, std::span(&message, 1));
+}
+
+inline void exchange(Communicator& comm, std::uint64_t round, std::span<const Message> batch) {
+  comm.wait(comm.post(round, batch), kPatience);
+}
+
+// A number that ranks share, whatever they are.
+class SharedCounter {
+ public:
+  SharedCounter() : memory_(sizeof(int)) {}
+  void add() { ref().fetch_add(1); }
+  void wait_for(int value) {
+    while (ref().load() < value) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+
+ private:
+  std::atomic_ref<int> ref() { return std::atomic_ref<int>(*reinterpret_cast<int*>(memory_.bytes().data())); }
+  SharedMemory memory_;
+};
+
+// Everybody tells everybody one byte: returns when all have come so far.
+inline void barrier(Communicator& comm, std::uint64_t round, Seconds deadline = kPatience) {
+  Bytes out(1, 1);
+  std::vector<Bytes> in(static_cast<std::size_t>(comm.size()), Bytes(1));
+  std::vector<Message> batch;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    if (peer == comm.rank()) continue;
+    batch.push_back(send_to(peer, out));
+    batch.push_back(receive_from(peer, in[static_cast<std::size_t>(peer)]));
+  }
+  comm.wait(comm.post(round, batch), deadline);
+}
+
+// A barrier after which nobody is still inside it: what then fails cannot reach a rank that is.
+inline void meet(Communicator& comm, SharedCounter& arrived) {
+  barrier(comm, 0);
+  arrived.add();
+  arrived.wait_for(comm.size());
+}
+
+// The text of the CommError that `action` must throw.
+template <typename Expected = CommError, typename Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const Expected& error) {
+    return error.what();
+  }
+  throw std::logic_error("expected an error, but there was none");
+}
+
+// Calls something that fails sooner or later until it does, and returns the text.
+inline std::string error_in_time(Communicator& comm) {
+  return error_of([&] {
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60); std::chrono::steady_clock::now() < end;) {
+      comm.progress();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+  });
+}
+
+class ConformanceTest : public testing::TestWithParam<std::shared_ptr<const World>> {
+ protected:
+  std::vector<std::string> run(int ranks, const RankBody& body) const { return GetParam()->run(ranks, body); }
+  void run_well(int ranks, const RankBody& body) const {
+    const std::vector<std::string> errors = run(ranks, body);
+    for (std::size_t rank = 0; rank < errors.size(); ++rank) EXPECT_EQ(errors[rank], "") << "rank " << rank << "/" << ranks;
+  }
+};
+
+// ---- What arrives -------------------------------------------------------------------------------------------------------
+
+// The random traffic of a test: a function of the seed alone, so that both ends know it.
+struct RandomTraffic {
+  std::uint32_t seed;
+  std::size_t bytes(std::uint64_t round, int source, int destination) const {
+    std::mt19937 random(seed + 7919U * static_cast<std::uint32_t>(round) + 104729U * static_cast<std::uint32_t>(source) +
+                        1299709U * static_cast<std::uint32_t>(destination));
+    switch (random() % 4) {
+      case 0:
+        return 0;  // no message
+      case 1:
+        return 1 + random() % 16;
+      case 2:
+        return 1 + random() % 5000;
+      default:
+        return 1 + random() % 300000;
+    }
+  }
+  static std::uint8_t byte(std::uint64_t round, int source, std::size_t at) {
+    return static_cast<std::uint8_t>(round * 31 + static_cast<std::uint64_t>(source) * 17 + at * 7 + (at >> 8));
+  }
+  static void fill(Bytes& data, std::uint64_t round, int source) {
+    for (std::size_t i = 0; i < data.size(); ++i) data[i] = byte(round, source, i);
+  }
+};
+
+// One round in flight: buffers that stay where they are.
+struct Flight {
+  std::vector<Bytes> out, in;
+  std::vector<Request> requests;
+};
+
+inline Flight take_off(Communicator& comm, const RandomTraffic& traffic, std::uint64_t round, std::mt19937& random) {
+  const auto size = static_cast<std::size_t>(comm.size());
+  Flight flight{std::vector<Bytes>(size), std::vector<Bytes>(size), {}};
+  std::vector<Message> batch;
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    if (peer == comm.rank()) continue;
+    Bytes& out = flight.out[static_cast<std::size_t>(peer)];
+    Bytes& in = flight.in[static_cast<std::size_t>(peer)];
+    out.resize(traffic.bytes(round, comm.rank(), peer));
+    in.resize(traffic.bytes(round, peer, comm.rank()));
+    RandomTraffic::fill(out, round, comm.rank());
+    if (!out.empty()) batch.push_back(send_to(peer, out));
+    if (!in.empty()) batch.push_back(receive_from(peer, in));
+  }
+  std::shuffle(batch.begin(), batch.end(), random);
+  const std::size_t cut = batch.empty() ? 0 : random() % batch.size();  // one round may be posted in parts
+  flight.requests.push_back(comm.post(round, std::span(batch).first(cut)));
+  flight.requests.push_back(comm.post(round, std::span(batch).subspan(cut)));
+  return flight;
+}
+
+inline void land(Communicator& comm, Flight& flight, std::uint64_t round, std::mt19937& random, std::uint32_t seed) {
+  if (random() % 2 == 0) std::swap(flight.requests[0], flight.requests[1]);
+  for (const Request request : flight.requests) {
+    if (random() % 3 == 0) {
+      while (!comm.test(request)) std::this_thread::yield();
+    }
+    comm.wait(request, kPatience);
+  }
+  for (int peer = 0; peer < comm.size(); ++peer) {
+    const Bytes& in = flight.in[static_cast<std::size_t>(peer)];
+    for (std::size_t i = 0; i < in.size(); ++i) {
+      if (in[i] == RandomTraffic::byte(round, peer, i)) continue;
+      throw std::logic_error(fmt::format("rank {}: byte {} of {} from rank {} in round {} is wrong (seed {})", comm.rank(), i,
+                                         in.size(), peer, round, seed));
+    }
+  }
+}
+
+TEST_P(ConformanceTest, RandomBatchesWithManyRoundsInFlight) {
+  const RandomTraffic traffic{test_seed()};
+  SCOPED_TRACE(fmt::format("RINGSPAN_TEST_SEED={}", traffic.seed));
+  constexpr std::uint64_t kRounds = 30;
+  for (const int ranks : kWorldSizes) {
+    run_well(ranks, [&](Communicator& comm) {
+      std::mt19937 random(traffic.seed + static_cast<std::uint32_t>(comm.rank()));  // each rank in its own order
+      std::map<std::uint64_t, Flight> flying;
+      std::vector<PeerTraffic> expected(static_cast<std::size_t>(comm.size()));
+      for (std::uint64_t round = 0; round < kRounds || !flying.empty();) {
+        if (round < kRounds && (flying.size() < 8)) {
+          const Flight& flight = flying[round] = take_off(comm, traffic, round, random);
+          for (std::size_t peer = 0; peer < expected.size(); ++peer) {
+            const auto out = static_cast<std::int64_t>(flight.out[peer].size());
+            const auto in = static_cast<std::int64_t>(flight.in[peer].size());
+            expected[peer].sent_bytes += out;
+            expected[peer].received_bytes += in;
+            expected[peer].sent_messages += out > 0 ? 1 : 0;
+            expected[peer].received_messages += in > 0 ? 1 : 0;
+          }
+          ++round;
+          continue;
+        }
+        const auto chosen = std::next(flying.begin(), static_cast<std::ptrdiff_t>(random() % flying.size()));
+        land(comm, chosen->second, chosen->first, random, traffic.seed);
+        flying.erase(chosen);
+      }
+      const auto counted = comm.traffic();
+      require(counted.size() == expected.size(), "traffic has one entry per rank");
+      for (std::size_t peer = 0; peer < expected.size(); ++peer) {
+        require(counted[peer].sent_bytes == expected[peer].sent_bytes, "sent bytes");
+        require(counted[peer].received_bytes == expected[peer].received_bytes, "received bytes");
+        require(counted[peer].sent_messages == expected[peer].sent_messages, "sent messages");
+        require(counted[peer].received_messages == expected[peer].received_messages, "received messages");
+      }
+    });
+  }
+}
+
+TEST_P(ConformanceTest, BigMessagesBothWaysBeforeAnyReceiveIsPosted) {
+  constexpr std::size_t kBig = (std::size_t{5} << 20) + 3;
+  for (const int ranks : {2, 4}) {
+    run_well(ranks, [&](Communicator& comm) {
+      Bytes out(kBig);
+      RandomTraffic::fill(out, 1, comm.rank());
+      std::vector<Bytes> in(static_cast<std::size_t>(ranks), Bytes(kBig));
+      std::vector<Request> sends;
+      std::vector<Request> receives;
+      for (int step = 1; step < ranks; ++step) {
+        sends.push_back(post_one(comm, 1, send_to((comm.rank() + step) % ranks, out)));
+        comm.progress();
+      }
+      for (int peer = 0; peer < ranks; ++peer) {
+        if (peer == comm.rank()) continue;
+        receives.push_back(post_one(comm, 1, receive_from(peer, in[static_cast<std::size_t>(peer)])));
+      }
+      for (const Request request : sends) comm.wait(request, kPatience);
+      for (const Request request : receives) comm.wait(request, kPatience);
+      for (int peer = 0; peer < ranks; ++peer) {
+        if (peer == comm.rank()) continue;
+        RandomTraffic::fill(out, 1, peer);
+        require(in[static_cast<std::size_t>(peer)] == out, "every byte arrives");
+      }
+    });
+  }
+}
+
+TEST_P(ConformanceTest, MessagesOfAPairMatchInTheOrderOfPosting) {
+  run_well(2, [](Communicator& comm) {
+    constexpr std::size_t kCount = 200;
+    std::vector<Bytes> data(kCount, Bytes(3));
+    std::vector<Request> requests;
+    const int peer = 1 - comm.rank();
+    for (std::size_t i = 0; i < kCount; ++i) {
+      const std::uint64_t round = 1000 - i;  // numbers need not ascend; they are only compared
+      if (comm.rank() == 0) RandomTraffic::fill(data[i], i, 0);
+      requests.push_back(post_one(comm, round, comm.rank() == 0 ? send_to(peer, data[i]) : receive_from(peer, data[i])));
+    }
+    for (std::size_t i = kCount; i-- > 0;) comm.wait(requests[i], kPatience);
+    for (std::size_t i = 0; i < kCount; ++i) require(data[i][2] == RandomTraffic::byte(i, 0, 2), "order");
+  });
+}
+
+TEST_P(ConformanceTest, AnEmptyBatchIsComplete) {
+  for (const int ranks : kWorldSizes) {
+    run_well(ranks, [](Communicator& comm) {
+      for (std::uint64_t round = 0; round < 100; ++round) {
+        const Request request = comm.post(round, {});
+        require(request != 0, "a request is never 0");
+        require(comm.test(request), "an empty batch is complete");
+        comm.wait(request, Seconds(0.0));
+      }
+    });
+  }
+}
+
+TEST_P(ConformanceTest, ARoundNumberMayComeAgainOnceWaitedFor) {
+  run_well(3, [](Communicator& comm) {
+    for (int i = 0; i < 50; ++i) barrier(comm, 5);
+  });
+}
+
+TEST_P(ConformanceTest, DuplicatesAreIndependent) {
+  for (const int ranks : kWorldSizes) {
+    run_well(ranks, [&](Communicator& comm) {
+      const std::unique_ptr<Communicator> second = comm.duplicate();
+      const std::unique_ptr<Communicator> third = second->duplicate();
+      require(second->rank() == comm.rank() && third->size() == comm.size(), "same ranks");
+      const int next = (comm.rank() + 1) % ranks;
+      const int previous = (comm.rank() + ranks - 1) % ranks;
+      std::array<Communicator*, 3> all{&comm, second.get(), third.get()};
+      std::array<Bytes, 3> out;
+      std::array<Bytes, 3> in;
+      std::array<Request, 3> requests{};
+      for (std::size_t i = 0; i < 3 && ranks > 1; ++i) {  // the same peers and round on each, waited for in another order
+        out[i] = Bytes(100, static_cast<std::uint8_t>(i));
+        in[i] = Bytes(100);
+        const std::array batch{send_to(next, out[i]), receive_from(previous, in[i])};
+        requests[i] = all[i]->post(1, batch);
+      }
+      for (std::size_t i = 3; i-- > 0 && ranks > 1;) {
+        all[i]->wait(requests[i], kPatience);
+        require(in[i] == out[i], "each has its own messages");
+      }
+      barrier(comm, 2);
+      if (comm.rank() == 0) third->abort("only this one");
+      if (comm.rank() != 0) error_in_time(*third);
+      barrier(comm, 3);
+      barrier(*second, 3);
+      require(second->traffic()[static_cast<std::size_t>(next)].sent_bytes == (ranks == 1 ? 0 : 101), "own traffic");
+    });
+  }
+}
+
+TEST_P(ConformanceTest, ADuplicateMayBeDrivenByAnotherThread) {
+  run_well(3, [](Communicator& comm) {
+    const std::unique_ptr<Communicator> second = comm.duplicate();
+    std::string error;
+    std::thread other([&] {
+      try {
+        for (std::uint64_t round = 0; round < 100; ++round) barrier(*second, round);
+      } catch (const std::exception& e) {
+        error = e.what();
+        second->abort(error);
+      }
+    });
+    try {
+      for (std::uint64_t round = 0; round < 100; ++round) barrier(comm, round);
+    } catch (...) {
+      other.join();
+      throw;
+    }
+    other.join();
+    require(error.empty(), error);
+  });
+}
+
+// ---- What is refused ----------------------------------------------------------------------------------------------------
+
+TEST_P(ConformanceTest, WrongArgumentsAreRefusedAndTheCommunicatorStaysUsable) {
+  run_well(3, [](Communicator& comm) {
+    Bytes data(8);
+    const int peer = (comm.rank() + 1) % 3;
+    const std::string own = fmt::format("rank {}/3: round 4: ", comm.rank());
+    const auto refused = [&](const std::string& text, std::vector<Message> batch) {
+      const std::string error = error_of<InvalidArgument>([&] { comm.post(4, batch); });
+      require(error == own + text, "unexpected text: " + error);
+    };
+    refused("peer (3) must be in [0, 3)", {send_to(3, data)});
+    refused("peer (-1) must be in [0, 3)", {receive_from(-1, data)});
+    refused(fmt::format("peer ({}) must be another rank", comm.rank()), {send_to(comm.rank(), data)});
+    refused(fmt::format("data of the message for rank {} must not be null", peer), {{Direction::send, peer, nullptr, 8}});
+    refused(fmt::format("bytes (0) of the message for rank {} must be positive", peer), {{Direction::send, peer, &data, 0}});
+    refused(fmt::format("bytes (-5) of the message for rank {} must be positive", peer), {{Direction::receive, peer, &data, -5}});
+    refused(fmt::format("second send to rank {} in one round", peer), {send_to(peer, data), send_to(peer, data)});
+    refused(fmt::format("second receive from rank {} in one round", peer), {receive_from(peer, data), receive_from(peer, data)});
+
+    barrier(comm, 1);
+    Bytes in(8);
+    const Request first = post_one(comm, 4, send_to(peer, data));
+    refused(fmt::format("second send to rank {} in one round", peer), {send_to(peer, data)});
+    const Request second = post_one(comm, 4, receive_from((comm.rank() + 2) % 3, in));
+    comm.wait(second, kPatience);
+    comm.wait(first, kPatience);
+    const std::string error = error_of<InvalidArgument>([&] { comm.wait(first, kPatience); });
+    require(error == fmt::format("rank {}/3: request {} is not outstanding", comm.rank(), first), error);
+    error_of<InvalidArgument>([&] { comm.test(0); });
+    error_of<InvalidArgument>([&] { comm.test(~Request{0}); });
+    const Request last = comm.post(9, {});
+    error_of<InvalidArgument>([&] { comm.wait(last, Seconds(std::numeric_limits<double>::quiet_NaN())); });
+    barrier(comm, 2);
+  });
+}
+
+TEST_P(ConformanceTest, DifferentSizesFailAtBothEnds) {
+  const auto errors = run(2, [](Communicator& comm) {
+    Bytes data(comm.rank() == 0 ? 64 : 128);
+    post_one(comm, 7, comm.rank() == 0 ? send_to(1, data) : receive_from(0, data));
+    throw CommError(error_in_time(comm));  // a sender may learn late
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, testing::HasSubstr("is of round 7 with 64 bytes"));
+    EXPECT_THAT(error, testing::HasSubstr("round 7 with 128 bytes"));
+  }
+  EXPECT_THAT(errors[0], testing::StartsWith("rank 0/2: "));
+  EXPECT_THAT(errors[1], testing::StartsWith("rank 1/2: "));
+}
+
+TEST_P(ConformanceTest, DifferentRoundsFailAtBothEnds) {
+  const auto errors = run(2, [](Communicator& comm) {
+    Bytes data(64);
+    post_one(comm, comm.rank() == 0 ? 3 : 4, comm.rank() == 0 ? send_to(1, data) : receive_from(0, data));
+    throw CommError(error_in_time(comm));  // a sender may learn late
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, testing::HasSubstr("is of round 3 with 64 bytes"));
+    EXPECT_THAT(error, testing::HasSubstr("round 4 with 64 bytes"));
+  }
+}
+
+// ---- What fails ---------------------------------------------------------------------------------------------------------
+
+TEST_P(ConformanceTest, SilencePastTheDeadlineIsAnErrorThatNamesPeerRoundAndTime) {
+  for (const int ranks : {2, 4}) {
+    SharedCounter failed;
+    SharedCounter arrived;
+    const auto errors = run(ranks, [&](Communicator& comm) {
+      meet(comm, arrived);
+      if (comm.rank() == ranks - 1) {  // plays dead until all others have noticed
+        failed.wait_for(ranks - 1);
+        return;
+      }
+      Bytes data(65536);
+      Request request = 0;
+      const std::string first = error_of([&] {
+        request = post_one(comm, 14, receive_from(ranks - 1, data));
+        comm.wait(request, Seconds(0.3));
+      });
+      failed.add();
+      require(error_of([&] { comm.progress(); }) == first, "the error stays");
+      require(error_of([&] { comm.wait(request, kPatience); }) == first, "the error stays");
+      require(error_of([&] { comm.test(request); }) == first, "the error stays");
+      require(error_of([&] { comm.post(15, {}); }) == first, "the error stays");
+      require(error_of([&] { comm.duplicate(); }) == first, "the error stays");
+      throw CommError(first);
+    });
+    for (int rank = 0; rank < ranks - 1; ++rank) {
+      const std::string& error = errors[static_cast<std::size_t>(rank)];
+      EXPECT_THAT(error, testing::StartsWith(fmt::format("rank {}/{}: ", rank, ranks)));
+      // Where another rank was first to notice, its words are part of the error.
+      EXPECT_THAT(error, testing::ContainsRegex(fmt::format("waiting for 65536 bytes from rank {} in round 14: no sign of life for "
+                                                            "[0-9]+\\.[0-9] s \\(deadline 0\\.3 s\\)",
+                                                            ranks - 1)));
+    }
+  }
+}
+
+TEST_P(ConformanceTest, APeerThatIsSlowButMakesProgressIsWaitedFor) {
+  run_well(2, [](Communicator& comm) {
+    Bytes data(1000);
+    barrier(comm, 0);
+    if (comm.rank() == 0) {
+      comm.wait(post_one(comm, 1, receive_from(1, data)), Seconds(1.0));
+      return;
+    }
+    const auto end = std::chrono::steady_clock::now() + std::chrono::milliseconds(1500);
+    while (std::chrono::steady_clock::now() < end) {
+      comm.progress();
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    }
+    comm.wait(post_one(comm, 1, send_to(0, data)), kPatience);
+  });
+}
+
+TEST_P(ConformanceTest, SilenceBeforeTheWaitDoesNotCount) {
+  run_well(2, [](Communicator& comm) {
+    barrier(comm, 0);
+    std::this_thread::sleep_for(std::chrono::milliseconds(300));  // neither shows life
+    Bytes data(1);
+    const Request request = post_one(comm, 1, comm.rank() == 0 ? receive_from(1, data) : send_to(0, data));
+    comm.wait(request, kPatience);
+    barrier(comm, 2);
+  });
+}
+
+TEST_P(ConformanceTest, ARankThatLeftIsMissedAtOnce) {
+  SharedCounter arrived;
+  const auto errors = run(3, [&](Communicator& comm) {
+    meet(comm, arrived);
+    if (comm.rank() == 1) return;
+    Bytes data(10);
+    comm.wait(post_one(comm, 1, receive_from(1, data)), Seconds(1e9));
+  });
+  EXPECT_EQ(errors[1], "");
+  for (const std::size_t rank : {0U, 2U}) {
+    EXPECT_THAT(errors[rank], testing::StartsWith(fmt::format("rank {}/3: ", rank)));
+    EXPECT_THAT(errors[rank], testing::HasSubstr("waiting for 10 bytes from rank 1 in round 1: rank 1 has left"));
+  }
+}
+
+TEST_P(ConformanceTest, WhatWasSentBeforeLeavingArrives) {
+  run_well(2, [](Communicator& comm) {
+    Bytes data(200000);
+    if (comm.rank() == 0) {
+      RandomTraffic::fill(data, 1, 0);
+      comm.wait(post_one(comm, 1, send_to(1, data)), kPatience);
+      return;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(20));
+    comm.wait(post_one(comm, 1, receive_from(0, data)), kPatience);
+    require(data[199999] == RandomTraffic::byte(1, 0, 199999), "content");
+  });
+}
+
+TEST_P(ConformanceTest, AnAbortReachesEveryRankWithItsReason) {
+  for (const int ranks : {2, 4, 7}) {
+    SharedCounter arrived;
+    const auto errors = run(ranks, [&](Communicator& comm) {
+      meet(comm, arrived);
+      if (comm.rank() == 1) {
+        comm.abort("out of patience");
+        comm.abort("a second reason");
+        throw CommError(error_of([&] { comm.progress(); }));
+      }
+      Bytes data(10);
+      if (comm.rank() == 0) throw CommError(error_in_time(comm));  // computing, not waiting
+      comm.wait(post_one(comm, 1, receive_from(0, data)), Seconds(1e9));
+    });
+    EXPECT_EQ(errors[1], fmt::format("rank 1/{}: aborted: out of patience", ranks));
+    EXPECT_EQ(errors[0], fmt::format("rank 0/{}: rank 1 aborted: out of patience", ranks));
+    for (int rank = 2; rank < ranks; ++rank) {
+      const std::string& error = errors[static_cast<std::size_t>(rank)];
+      EXPECT_THAT(error, testing::StartsWith(fmt::format("rank {}/{}: ", rank, ranks)));
+      EXPECT_THAT(error, testing::EndsWith("rank 1 aborted: out of patience"));
+    }
+  }
+}
+
+TEST_P(ConformanceTest, AnAbortReachesARankThatHasUnreadDataOfTheAborter) {
+  SharedCounter arrived;
+  const auto errors = run(2, [&](Communicator& comm) {
+    Bytes data(std::size_t{1} << 20);
+    meet(comm, arrived);
+    if (comm.rank() == 0) {
+      post_one(comm, 1, send_to(1, data));  // nobody wants it
+      comm.abort("changed my mind");
+      return;
+    }
+    throw CommError(error_in_time(comm));
+  });
+  EXPECT_EQ(errors[0], "");
+  EXPECT_EQ(errors[1], "rank 1/2: rank 0 aborted: changed my mind");
+}
+
+TEST_P(ConformanceTest, AfterAbortBuffersBelongToTheCallerAgain) {
+  for (int repeat = 0; repeat < 20; ++repeat) {
+    SharedCounter arrived;
+    const auto errors = run(2, [&](Communicator& comm) {
+      Bytes data(std::size_t{1} << 20, 1);
+      meet(comm, arrived);
+      try {
+        const Request request = post_one(comm, 1, comm.rank() == 0 ? receive_from(1, data) : send_to(0, data));
+        if (comm.rank() == 0) comm.abort("enough");
+        comm.wait(request, kPatience);
+      } catch (const CommError&) {  // what the peer sees depends on who came first
+      }
+      std::fill(data.begin(), data.end(), static_cast<std::uint8_t>(2));
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      require(data == Bytes(data.size(), 2), "the transport wrote after abort");
+    });
+    EXPECT_EQ(errors[0], "");
+    EXPECT_EQ(errors[1], "");
+  }
+}
+
+TEST_P(ConformanceTest, AnErrorOfOneRankReachesAll) {
+  SharedCounter arrived;
+  const auto errors = run(4, [&](Communicator& comm) {
+    meet(comm, arrived);
+    if (comm.rank() == 2) throw InvalidArgument("rank 2/4: tensor o is too small");
+    barrier(comm, 1, Seconds(1e9));
+  });
+  for (const std::size_t rank : {0U, 1U, 3U}) {
+    EXPECT_THAT(errors[rank], testing::EndsWith("rank 2 aborted: tensor o is too small"));
+  }
+}
+
+}  // namespace ringspan::comm_testing
