@@ -56,11 +56,13 @@ struct Block {
   bool operator==(const Block&) const = default;
 };
 
-// Grammar, one string (docs/cli.md has the whole of it):
+// Grammar, one string (docs/cli.md has the whole of it); spaces may stand between its parts:
 //   pattern := term { '&' term }
-//   term    := full | causal | window:L,R | documents | prefix:P | block:Q0-Q1,K0-K1[,kind] {';' ...} | dilated:WxR{,WxR}
-//   with '@top_left' or '@bottom_right' after causal, window, prefix or documents, and '@longnet', '@torchscale',
-//   '@head_groups', '@global' after dilated
+//   term    := full | causal | window:L,R | documents | prefix:P | block:Q0-Q1,K0-K1[,kind] {';' ...} | dilated {'+' dilated}
+//   kind    := full | causal | inverse_causal | band(LO,HI)
+//   dilated := dilated:branch{,branch}, branch := WxR | geometric(W,RATIO,COUNT): COUNT branches (W RATIO^i) x RATIO^i
+//   with '@top_left' or '@bottom_right' after any term (one alignment for the whole pattern), and '@longnet', '@torchscale',
+//   '@head_groups', '@global' after dilated; '+' joins dilated terms that agree in these
 struct Pattern {
   bool causal = false;
   std::optional<Window> window;

@@ -206,10 +206,10 @@ void for_each_segment(const Problem& problem, const Frame& segments_of, const Bo
   const std::int64_t diagonal = segments_of.diagonal;  // query i stands at i + diagonal
   for (std::size_t b = 0; b < dilated.branches.size(); ++b) {
     const auto [segment, rate] = dilated.branches[b];
-    const std::int64_t first = std::max(floor_div(box.k_begin - origin, segment),
-                                        floor_div(box.q_begin + diagonal - origin, segment));
-    const std::int64_t last = std::min(floor_div(box.k_end - 1 - origin, segment),
-                                       floor_div(box.q_end - 1 + diagonal - origin, segment));
+    const std::int64_t first =
+        std::max(floor_div(box.k_begin - origin, segment), floor_div(box.q_begin + diagonal - origin, segment));
+    const std::int64_t last =
+        std::min(floor_div(box.k_end - 1 - origin, segment), floor_div(box.q_end - 1 + diagonal - origin, segment));
     Slice slice = base;
     slice.state = dilated.dialect == Dialect::torchscale ? static_cast<int>(b) : 0;
     for (std::int64_t m = first; m <= last; ++m) {

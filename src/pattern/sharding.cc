@@ -90,8 +90,9 @@ std::vector<Progression> with_disjoint_hulls(std::vector<Progression> list) {
       append(pieces, {list[i].first, 1, rows});
     } else {
       if (rows > kMaxEnumerated) {
-        throw Unsupported(fmt::format("sharding: interleaved progressions of one rank hold {} positions; at most {} can be merged",
-                                      rows, kMaxEnumerated));
+        throw Unsupported(
+            fmt::format("sharding: interleaved progressions of one rank hold {} positions; at most {} can be merged", rows,
+                        kMaxEnumerated));
       }
       std::vector<std::int64_t> positions;
       positions.reserve(static_cast<std::size_t>(rows));
@@ -119,11 +120,12 @@ void validate_lists(const Sharding& sharding, std::int64_t tokens) {
       if (p.stride < 1) {
         throw InvalidArgument(fmt::format("sharding.lists[{}] has stride {}, expected at least 1", rank, p.stride));
       }
-      if (p.count < 0) throw InvalidArgument(fmt::format("sharding.lists[{}] has count {}, expected at least 0", rank, p.count));
+      if (p.count < 0)
+        throw InvalidArgument(fmt::format("sharding.lists[{}] has count {}, expected at least 0", rank, p.count));
       if (p.empty()) continue;
       if (p.first < 0 || Int128{p.first} + Int128{p.count - 1} * p.stride >= tokens) {
-        throw InvalidArgument(fmt::format("sharding.lists[{}] holds positions outside [0, {}): first {}, stride {}, count {}", rank,
-                                          tokens, p.first, p.stride, p.count));
+        throw InvalidArgument(fmt::format("sharding.lists[{}] holds positions outside [0, {}): first {}, stride {}, count {}",
+                                          rank, tokens, p.first, p.stride, p.count));
       }
       entries.push_back({p, rank});
       rows += p.count;
@@ -137,8 +139,9 @@ void validate_lists(const Sharding& sharding, std::int64_t tokens) {
       const Progression common = intersect(entry.piece, other.piece);
       if (common.empty()) continue;
       const auto& [low, high] = entry.rank < other.rank ? std::tie(entry, other) : std::tie(other, entry);
-      throw InvalidArgument(fmt::format("sharding: position {} is in the lists of rank {} ({}) and rank {} ({}); lists must be disjoint",
-                                        common.first, low.rank, to_text(low.piece), high.rank, to_text(high.piece)));
+      throw InvalidArgument(
+          fmt::format("sharding: position {} is in the lists of rank {} ({}) and rank {} ({}); lists must be disjoint",
+                      common.first, low.rank, to_text(low.piece), high.rank, to_text(high.piece)));
     }
     active.push_back(entry);
   }
@@ -342,8 +345,8 @@ void validate(const Sharding& sharding, std::int64_t tokens, int ranks) {
     return;
   }
   if (sharding.lists.size() != static_cast<std::size_t>(ranks)) {
-    throw InvalidArgument(fmt::format("sharding.lists has {} lists, expected one for each of the {} ranks", sharding.lists.size(),
-                                      ranks));
+    throw InvalidArgument(
+        fmt::format("sharding.lists has {} lists, expected one for each of the {} ranks", sharding.lists.size(), ranks));
   }
   validate_lists(sharding, tokens);
 }

@@ -130,8 +130,7 @@ TEST(Sharding, TextErrorsPointAtTheCharacter) {
   EXPECT_THAT(parse_message("block_striped:0"), HasSubstr("'block_striped:0': expected a block size of at least 1"));
   EXPECT_THAT(parse_message("block_striped:4x"), HasSubstr("expected a block size of at least 1"));
   EXPECT_EQ(parse_message("explicit:0-9,x"), "sharding: expected a position\n  explicit:0-9,x\n               ^");
-  EXPECT_EQ(parse_message("explicit:9-1"),
-            "sharding: the last position is before the first\n  explicit:9-1\n            ^");
+  EXPECT_EQ(parse_message("explicit:9-1"), "sharding: the last position is before the first\n  explicit:9-1\n            ^");
   EXPECT_THAT(parse_message("explicit:0-9:0"), HasSubstr("expected a stride of at least 1"));
   EXPECT_THAT(parse_message("explicit:0-9/3"), HasSubstr("expected ',', ';' or the end"));
   EXPECT_THAT(parse_message("explicit:99999999999999999999"), HasSubstr("expected a position"));

@@ -120,8 +120,8 @@ Progression intersect(const Progression& a, const Progression& b) {
   const Int128 first = x + ceil_div(begin - x, period) * period;
   if (first >= end) return {begin, 1, 0};
   const Int128 count = (end - 1 - first) / period + 1;
-  return canonical({static_cast<std::int64_t>(first), count > 1 ? static_cast<std::int64_t>(period) : 1,
-                    static_cast<std::int64_t>(count)});
+  return canonical(
+      {static_cast<std::int64_t>(first), count > 1 ? static_cast<std::int64_t>(period) : 1, static_cast<std::int64_t>(count)});
 }
 
 Progression clip(const Progression& a, std::int64_t begin, std::int64_t end) {
@@ -200,9 +200,9 @@ std::string to_string(const Progression& progression) {
 
 std::string to_string(const Slice& slice) {
   const auto bound = [](std::int64_t value) { return value <= kNoLow || value >= kNoHigh ? "*" : fmt::format("{}", value); };
-  std::string text = fmt::format("batch {} heads {} q {} k {} band [{}, {}]",
-                                 to_string(Progression{slice.batch_first, 1, slice.batch_count}), to_string(slice.heads),
-                                 to_string(slice.q), to_string(slice.k), bound(slice.lo), bound(slice.hi));
+  std::string text =
+      fmt::format("batch {} heads {} q {} k {} band [{}, {}]", to_string(Progression{slice.batch_first, 1, slice.batch_count}),
+                  to_string(slice.heads), to_string(slice.q), to_string(slice.k), bound(slice.lo), bound(slice.hi));
   if (slice.diagonal != 0) text += fmt::format(" diagonal {}", slice.diagonal);
   if (slice.state != 0) text += fmt::format(" state {}", slice.state);
   return text;

@@ -1,0 +1,19 @@
+// Checks of a Pattern by itself, whatever the problem around it. Pure; O(branches + blocks log blocks) where few blocks share
+// rows.
+#pragma once
+
+#include <cstdint>
+
+#include "ringspan/pattern.h"
+
+namespace ringspan::internal {
+
+// The most tokens a problem may have, and the largest number in a pattern: sums of a few stay far from the ends of int64.
+inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
+inline constexpr std::int64_t kMaxOffset = std::int64_t{1} << 48;
+inline constexpr std::size_t kMaxBranches = 255;
+
+// Throws InvalidArgument naming the field, its value and what was expected.
+void validate(const Pattern& pattern);
+
+}  // namespace ringspan::internal
