@@ -9,9 +9,9 @@
 // never influences it, whatever bits it holds (NaN and inf included). drop is 0 or 1 / (1 - dropout), 1 without dropout.
 //
 // Backward. With the final lse of the row, delta = rowsum(do . o) and c = output_scale:
-//     p = e^(s - lse);  dp = c drop (do_i . v_j);  ds = p (dp - delta) ds/d(scale q k)
+//     p = min(1, e^(s - lse));  dp = c drop (do_i . v_j);  ds = p (dp - delta) ds/d(scale q k)
 //     dv_j += c drop p do_i;  dq_i += scale ds k_j;  dk_j += scale ds q_i          float32 accumulators
-// Rows with lse = -inf contribute nothing.
+// Rows with lse = -inf contribute nothing. (s <= lse holds but for rounding, which at |s| = 1e8 would make e^(s - lse) e^8.)
 //
 // All the tasks of one call are computed as if one after the other: the bits depend on the list, never on the number of
 // threads. Running cannot fail. No allocation: scratch is passed in.

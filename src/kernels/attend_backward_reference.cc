@@ -50,7 +50,8 @@ class HeadBackward {
     float dot = 0.0F;
     for (int e = 0; e < params_.shape.head_dim; ++e) dot += Storage<kType>::load(q[e]) * Storage<kType>::load(k[e]);
     const Score score = score_of(params_, dot, slope_, j - i - task_.diagonal);
-    const float p = std::exp(score.value - lse);
+    const float exponent = score.value - lse;
+    const float p = exponent > 0.0F ? 1.0F : std::exp(exponent);  // NaN stays NaN
     const bool dropped = params_.shape.dropout && dropout_.is_dropped(i, j);
     float dp = 0.0F;
     if (!dropped) {

@@ -1,0 +1,266 @@
+// Every attend_backward kernel of the list against attention in float64.
+#include <gtest/gtest.h>
+
+#include <cmath>
+
+#include "kernels/attend_harness.h"
+
+namespace ringspan::kernels::testing {
+namespace {
+
+class AttendBackwardTest : public ::testing::TestWithParam<AttendKernel> {
+ protected:
+  const AttendKernel& kernel() const { return GetParam(); }
+  DType dtype() const { return dtype_of(GetParam()); }
+  Spec spec(std::int64_t n_q, std::int64_t n_k, int head_dim = 64) const {
+    Spec s;
+    s.dtype = dtype(), s.n_q = n_q, s.n_k = n_k, s.head_dim = s.head_dim_v = head_dim;
+    return s;
+  }
+  void run_and_check(World& world, const std::vector<Part>& parts, const std::string& what, int threads = 1) {
+    set_final_rows(world, exact_attention(world, parts));
+    run_kernel(kernel(), world, parts, threads);
+    expect_backward(world, parts, what);
+  }
+};
+
+TEST_P(AttendBackwardTest, RandomCases) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    CaseGenerator generate(seed);
+    const Spec s = generate.spec(dtype());
+    World world(s);
+    if (!kernel().supports(world.params(1).shape)) continue;
+    run_and_check(world, generate.parts(s), "case " + std::to_string(seed) + ": " + s.describe(), 1 + static_cast<int>(seed % 3));
+  }
+}
+
+TEST_P(AttendBackwardTest, SizesAroundTiles) {
+  for (const std::int64_t n_q : {0, 1, 5, 6, 7, 63, 64, 65, 193}) {
+    for (const std::int64_t n_k : {0, 1, 5, 64, 65, 191, 192, 193, 257}) {
+      World world(spec(n_q, n_k, 20));
+      run_and_check(world, {world.whole(-kUnbounded, n_k - n_q)}, std::to_string(n_q) + " x " + std::to_string(n_k));
+    }
+  }
+}
+
+TEST_P(AttendBackwardTest, HeadDimensions) {
+  for (const int d : {1, 3, 16, 31, 64, 80, 96, 112, 128, 160, 192, 200, 255, 256}) {
+    for (const int d_v : {d, 257 - d}) {
+      Spec s = spec(33, 70, d);
+      s.head_dim_v = d_v;
+      World world(s);
+      run_and_check(world, {world.whole(-20, 37)}, "head_dim " + std::to_string(d) + ", head_dim_v " + std::to_string(d_v));
+    }
+  }
+}
+
+TEST_P(AttendBackwardTest, LongRows) {
+  Spec s = spec(700, 900, 8);
+  s.group = 2;
+  World world(s);
+  run_and_check(world, {world.whole(-kUnbounded, 200)}, "long rows", 2);
+}
+
+TEST_P(AttendBackwardTest, MaskedKeysHaveNoInfluence) {
+  for (const auto& [lo, hi] : std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {
+    World clean(spec(130, 300, 24));
+    World planted(spec(130, 300, 24));
+    const std::vector<Part> parts{clean.whole(lo, hi)};
+    const DenseResult truth = exact_attention(clean, parts);
+    set_final_rows(clean, truth), set_final_rows(planted, truth);
+    run_kernel(kernel(), clean, parts);
+    const double bad[] = {std::nan(""), kInfinity, -kInfinity};
+    const auto is_bad = [](std::int64_t key) { return key % 3 != 0 && (key <= 20 || key >= 150); };
+    for (std::int64_t key = 0; key < 300; ++key) {
+      for (int e = 0; e < 24 && is_bad(key); ++e) {
+        planted.k.set(0, key, 0, e, bad[(key + e) % 3]);
+        planted.v.set(0, key, 0, e, bad[(key + e + 1) % 3]);
+      }
+    }
+    run_kernel(kernel(), planted, parts);
+    const auto sees = [&](std::int64_t row, std::int64_t key) { return key - row >= lo && key - row <= hi; };
+    for (std::int64_t row = 0; row < 130; ++row) {
+      bool sees_bad = false;
+      for (std::int64_t key = 0; key < 300; ++key) sees_bad = sees_bad || (is_bad(key) && sees(row, key));
+      for (int e = 0; e < 24 && !sees_bad; ++e) ASSERT_EQ(planted.dq.get(0, row, 0, e), clean.dq.get(0, row, 0, e)) << row;
+      if (sees_bad) {
+        EXPECT_TRUE(std::isnan(planted.dq.get(0, row, 0, 0))) << "a visible NaN must show: row " << row;
+      }
+    }
+    // A key that is itself clean gets its gradient from its own queries only, whatever other keys hold.
+    for (std::int64_t key = 0; key < 300; ++key) {
+      for (int e = 0; e < 24 && !is_bad(key); ++e) {
+        ASSERT_EQ(planted.dk.get(0, key, 0, e), clean.dk.get(0, key, 0, e)) << key;
+        ASSERT_EQ(planted.dv.get(0, key, 0, e), clean.dv.get(0, key, 0, e)) << key;
+      }
+    }
+  }
+}
+
+// The mirror image: what a query holds that a key's band excludes never reaches that key.
+TEST_P(AttendBackwardTest, MaskedQueriesHaveNoInfluence) {
+  World clean(spec(200, 150, 24));
+  World planted(spec(200, 150, 24));
+  const std::int64_t lo = -30, hi = 10;
+  const std::vector<Part> parts{clean.whole(lo, hi)};
+  const DenseResult truth = exact_attention(clean, parts);
+  set_final_rows(clean, truth), set_final_rows(planted, truth);
+  run_kernel(kernel(), clean, parts);
+  const auto is_bad = [](std::int64_t row) { return row == 40 || row == 41 || row == 120; };
+  for (std::int64_t row = 0; row < 200; ++row) {
+    for (int e = 0; e < 24 && is_bad(row); ++e) {
+      planted.q.set(0, row, 0, e, std::nan(""));
+      planted.d_out.set(0, row, 0, e, kInfinity);
+    }
+    if (is_bad(row)) planted.delta.set(0, row, 0, 0, std::nan(""));
+  }
+  run_kernel(kernel(), planted, parts);
+  int compared = 0;
+  for (std::int64_t key = 0; key < 150; ++key) {
+    bool seen_by_bad = false;
+    for (std::int64_t row = 0; row < 200; ++row) seen_by_bad = seen_by_bad || (is_bad(row) && key - row >= lo && key - row <= hi);
+    if (seen_by_bad) continue;
+    ++compared;
+    for (int e = 0; e < 24; ++e) {
+      ASSERT_EQ(planted.dk.get(0, key, 0, e), clean.dk.get(0, key, 0, e)) << key;
+      ASSERT_EQ(planted.dv.get(0, key, 0, e), clean.dv.get(0, key, 0, e)) << key;
+    }
+  }
+  EXPECT_GT(compared, 50);
+  for (std::int64_t row = 0; row < 200; ++row) {
+    for (int e = 0; e < 24 && !is_bad(row); ++e) ASSERT_EQ(planted.dq.get(0, row, 0, e), clean.dq.get(0, row, 0, e)) << row;
+  }
+}
+
+// Rows with lse = -inf contribute nothing, whatever their other operands hold.
+TEST_P(AttendBackwardTest, EmptyRowsContributeNothing) {
+  World world(spec(70, 80, 24));
+  Part part = world.whole();
+  const std::vector<Part> parts{part};
+  set_final_rows(world, exact_attention(world, parts));
+  for (std::int64_t row = 0; row < 70; row += 3) {
+    world.lse.set(0, row, 0, 0, -kInfinity);
+    world.delta.set(0, row, 0, 0, std::nan(""));
+    for (int e = 0; e < 24; ++e) {
+      world.q.set(0, row, 0, e, std::nan(""));
+      world.d_out.set(0, row, 0, e, kInfinity);
+    }
+  }
+  World without(spec(70, 80, 24));
+  set_final_rows(without, exact_attention(without, parts));
+  for (std::int64_t row = 0; row < 70; row += 3) without.lse.set(0, row, 0, 0, -kInfinity);
+  world.dq.fill(-0.0), without.dq.fill(-0.0);
+  run_kernel(kernel(), world, parts);
+  run_kernel(kernel(), without, parts);
+  EXPECT_EQ(world.dk.bytes(), without.dk.bytes());
+  EXPECT_EQ(world.dv.bytes(), without.dv.bytes());
+  EXPECT_EQ(world.dq.bytes(), without.dq.bytes());
+  for (std::int64_t row = 0; row < 70; row += 3) {
+    for (int e = 0; e < 24; ++e) ASSERT_TRUE(std::signbit(world.dq.get(0, row, 0, e)) && world.dq.get(0, row, 0, e) == 0.0);
+  }
+  world.dk.for_each([&](auto b, auto r, auto h, auto e) { ASSERT_TRUE(std::isfinite(world.dk.get(b, r, h, e))); });
+}
+
+TEST_P(AttendBackwardTest, RowsAndKeysWithoutPairsKeepTheirBits) {
+  Spec s = spec(100, 60, 16);
+  s.k_step = 4;
+  World world(s);
+  const std::vector<Part> parts{world.whole(0, 1)};
+  set_final_rows(world, exact_attention(world, parts));
+  world.dq.fill(-0.0), world.dk.fill(-0.0), world.dv.fill(-0.0);
+  run_kernel(kernel(), world, parts);
+  for (std::int64_t row = 0; row < 100; ++row) {
+    if (row % 4 == 0 || row % 4 == 3) continue;
+    for (int e = 0; e < 16; ++e) ASSERT_TRUE(std::signbit(world.dq.get(0, row, 0, e)) && world.dq.get(0, row, 0, e) == 0.0) << row;
+  }
+  for (std::int64_t key = 26; key < 60; ++key) {
+    for (int e = 0; e < 16; ++e) {
+      ASSERT_TRUE(std::signbit(world.dk.get(0, key, 0, e))) << key;
+      ASSERT_TRUE(std::signbit(world.dv.get(0, key, 0, e))) << key;
+    }
+  }
+}
+
+TEST_P(AttendBackwardTest, HugeLogits) {
+  for (const double magnitude : {30.0, 300.0, 3000.0}) {
+    Spec s = spec(50, 140, 32);
+    s.magnitude = magnitude, s.scale = 1.0F;
+    World world(s);
+    run_and_check(world, {world.whole(-kUnbounded, 90)}, "magnitude " + std::to_string(magnitude));
+    world.dk.for_each([&](auto b, auto r, auto h, auto e) { ASSERT_TRUE(std::isfinite(world.dk.get(b, r, h, e))); });
+  }
+}
+
+TEST_P(AttendBackwardTest, SameBitsForAnyNumberOfThreads) {
+  for (const std::uint64_t seed : {3, 14, 15, 92}) {
+    CaseGenerator generate(seed);
+    Spec s = generate.spec(dtype());
+    s.n_q = 501, s.n_k = 413, s.head_dim = 16, s.head_dim_v = 24;
+    World one(s);
+    if (!kernel().supports(one.params(1).shape)) continue;
+    std::vector<Part> parts = generate.parts(s);
+    parts.push_back(one.whole(-kUnbounded, s.k_first - s.q_first + 5));
+    const DenseResult truth = exact_attention(one, parts);
+    set_final_rows(one, truth);
+    run_kernel(kernel(), one, parts, 1);
+    for (const int threads : {2, 3, 8}) {
+      World many(s);
+      set_final_rows(many, truth);
+      run_kernel(kernel(), many, parts, threads);
+      EXPECT_EQ(many.dq.bytes(), one.dq.bytes()) << threads << " " << s.describe();
+      EXPECT_EQ(many.dk.bytes(), one.dk.bytes()) << threads << " " << s.describe();
+      EXPECT_EQ(many.dv.bytes(), one.dv.bytes()) << threads << " " << s.describe();
+    }
+  }
+}
+
+TEST_P(AttendBackwardTest, ManyTasksEqualOne) {
+  Spec s = spec(90, 300, 40);
+  s.kv_heads = 2, s.group = 2;
+  World world(s);
+  const Part whole = world.whole(-kUnbounded, 210);
+  std::vector<Part> parts;
+  for (std::int64_t key = 0, size = 1; key < 300; key += size, size = size % 40 + 1) {
+    Part part = whole;
+    part.k_row = key, part.k_count = std::min(size, 300 - key);
+    parts.push_back(part);
+  }
+  set_final_rows(world, exact_attention(world, {whole}));
+  run_kernel(kernel(), world, parts, 2);
+  expect_backward(world, {whole}, "pieces");
+}
+
+TEST_P(AttendBackwardTest, GradientsAreAdded) {
+  World once(spec(40, 60, 16));
+  const std::vector<Part> parts{once.whole(-kUnbounded, 20)};
+  const DenseResult truth = exact_attention(once, parts);
+  set_final_rows(once, truth);
+  run_kernel(kernel(), once, parts);
+  World twice(spec(40, 60, 16));
+  set_final_rows(twice, truth);
+  run_kernel(kernel(), twice, parts);
+  run_kernel(kernel(), twice, parts);
+  twice.dk.for_each([&](auto b, auto r, auto h, auto e) {
+    EXPECT_NEAR(twice.dk.get(b, r, h, e), 2 * once.dk.get(b, r, h, e), 1e-5);
+    EXPECT_NEAR(twice.dv.get(b, r, h, e), 2 * once.dv.get(b, r, h, e), 1e-5);
+  });
+  twice.dq.for_each([&](auto b, auto r, auto h, auto e) { EXPECT_NEAR(twice.dq.get(b, r, h, e), 2 * once.dq.get(b, r, h, e), 1e-5); });
+}
+
+TEST_P(AttendBackwardTest, CallsProgressWhileItComputes) {
+  World world(spec(400, 800, 64));
+  const AttendParams params = world.params(1);
+  world.lse.fill(5.0), world.delta.fill(0.0);
+  ThreadPool pool(1);
+  Scratch scratch(kernel().scratch_bytes(params.shape));
+  int calls = 0;
+  const auto progress = [&] { ++calls; };
+  const std::vector<AttendTask> tasks = world.tasks({world.whole()});
+  kernel().run(params, tasks, Context{pool, scratch.data(), progress});
+  EXPECT_GT(calls, 0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendBackwardTest, ::testing::ValuesIn(runnable(attend_backward_kernels())), kernel_name);
+
+}  // namespace
+}  // namespace ringspan::kernels::testing

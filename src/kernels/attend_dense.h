@@ -1,0 +1,210 @@
+// For tests: attention as a dense loop over the pairs of a list of parts, in float64 (the truth) or in the storage dtype with
+// float32 sums, every intermediate rounded (the naive computation whose error bounds what a kernel may have).
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <functional>
+#include <vector>
+
+#include "kernels/attend_world.h"
+
+namespace ringspan::kernels::testing {
+
+// Indexed [((b * rows + row) * heads + h) * width + e].
+struct Values {
+  std::int64_t rows = 0, heads = 0, width = 0;
+  std::vector<double> data;
+  Values() = default;
+  Values(std::int64_t batch, std::int64_t r, std::int64_t h, std::int64_t w, double value = 0.0)
+      : rows(r), heads(h), width(w), data(static_cast<std::size_t>(batch * r * h * w), value) {}
+  double& operator()(std::int64_t b, std::int64_t r, std::int64_t h, std::int64_t e) {
+    return data[static_cast<std::size_t>(((b * rows + r) * heads + h) * width + e)];
+  }
+  double operator()(std::int64_t b, std::int64_t r, std::int64_t h, std::int64_t e) const {
+    return const_cast<Values&>(*this)(b, r, h, e);
+  }
+};
+
+// Results, and beside each the sum of the magnitudes that went into it: a rounding error is a few eps of that.
+struct DenseResult {
+  Values o, lse, delta, dq, dk, dv;
+  Values o_size, dq_size, dk_size, dv_size;
+  double largest_score = 0.0;  // of scale sum |q_e k_e|: what the rounding errors of a score are proportional to
+};
+
+template <typename Real>
+class Dense {
+ public:
+  Dense(const World& world, const std::vector<Part>& parts) : world_(world), spec_(world.spec), parts_(parts) {}
+
+  DenseResult run() {
+    const std::int64_t h = spec_.heads();
+    r_.o = r_.o_size = Values(spec_.batch, spec_.n_q, h, spec_.head_dim_v);
+    r_.lse = r_.delta = Values(spec_.batch, spec_.n_q, h, 1);
+    r_.dq = r_.dq_size = Values(spec_.batch, spec_.n_q, h, spec_.head_dim);
+    r_.dk = r_.dk_size = Values(spec_.batch, spec_.n_k, spec_.kv_heads, spec_.head_dim);
+    r_.dv = r_.dv_size = Values(spec_.batch, spec_.n_k, spec_.kv_heads, spec_.head_dim_v);
+    for (std::int64_t b = 0; b < spec_.batch; ++b)
+      for (std::int64_t head = 0; head < h; ++head)
+        for (std::int64_t row = 0; row < spec_.n_q; ++row) run_row(b, head, row);
+    return std::move(r_);
+  }
+
+ private:
+  struct Pair {
+    std::int64_t key;
+    Real score, derivative, factor, p;
+    double size;
+  };
+
+  Real round(Real value) const {
+    if constexpr (sizeof(Real) == sizeof(double)) return value;
+    return static_cast<Real>(round_to(spec_.dtype, value));
+  }
+
+  Pair pair(std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t key) const {
+    Real dot = 0;
+    Real size = 0;
+    for (int e = 0; e < spec_.head_dim; ++e) {
+      const auto product =
+          static_cast<Real>(world_.q.get(b, row, head, e)) * static_cast<Real>(world_.k.get(b, key, head / spec_.group, e));
+      dot += product;
+      size += std::abs(product);
+    }
+    const std::int64_t i = world_.position_q(row);
+    const std::int64_t j = world_.position_k(key);
+    Pair pair{key, round(static_cast<Real>(world_.scale()) * dot), 1, 1, 0, std::abs(world_.scale()) * static_cast<double>(size)};
+    if (spec_.softcap != 0.0F) {
+      const Real tanh = std::tanh(pair.score / static_cast<Real>(spec_.softcap));
+      pair.score = round(static_cast<Real>(spec_.softcap) * tanh);
+      pair.derivative = 1 - tanh * tanh;
+    }
+    const Real slope = world_.slopes[static_cast<std::size_t>(b * spec_.heads() + head)];
+    const Real bias = slope * static_cast<Real>(std::abs(j - i - spec_.diagonal));
+    pair.score = round(pair.score - bias);
+    pair.size += static_cast<double>(bias);
+    if (spec_.dropout != 0.0F) {
+      const bool dropped = is_dropped(spec_.seed, spec_.dropout, b, head, i, j, spec_.state);
+      pair.factor = dropped ? 0 : 1 / (1 - static_cast<Real>(spec_.dropout));
+    }
+    return pair;
+  }
+
+  std::vector<Pair> pairs_of(std::int64_t b, std::int64_t head, std::int64_t row) const {
+    std::vector<Pair> pairs;
+    const auto in = [](std::int64_t x, std::int64_t first, std::int64_t step, std::int64_t count) {
+      return x >= first && (x - first) % step == 0 && (x - first) / step < count;
+    };
+    for (const Part& part : parts_) {
+      if (b < part.batch_first || b >= part.batch_first + part.batch_count) continue;
+      if (!in(head, part.head_first, part.head_step, part.head_count) || !in(row, part.q_row, part.q_stride, part.q_count)) continue;
+      for (std::int64_t c = 0; c < part.k_count; ++c) {
+        const std::int64_t key = part.k_row + c * part.k_stride;
+        const std::int64_t difference = world_.position_k(key) - world_.position_q(row);
+        if (difference >= part.lo && difference <= part.hi) pairs.push_back(pair(b, head, row, key));
+      }
+    }
+    return pairs;
+  }
+
+  void run_row(std::int64_t b, std::int64_t head, std::int64_t row) {
+    std::vector<Pair> pairs = pairs_of(b, head, row);
+    const Real infinity = std::numeric_limits<Real>::infinity();
+    Real m = -infinity;
+    for (const Pair& pair : pairs) m = std::max(m, pair.score);
+    r_.lse(b, row, head, 0) = -kInfinity;
+    if (pairs.empty()) return;
+    Real l = 0;
+    for (Pair& pair : pairs) {
+      r_.largest_score = std::max(r_.largest_score, pair.size);
+      pair.p = std::exp(pair.score - m);
+      l += pair.p;
+    }
+    const std::int64_t kv = head / spec_.group;
+    const Real output_scale = spec_.output_scale;
+    Real delta = 0;
+    for (int e = 0; e < spec_.head_dim_v; ++e) {
+      Real sum = 0;
+      double size = 0;
+      for (const Pair& pair : pairs) {
+        const auto v = static_cast<Real>(world_.v.get(b, pair.key, kv, e));
+        if (pair.factor == 0) continue;
+        sum += round(pair.factor * pair.p / l) * v;
+        size += static_cast<double>(std::abs(pair.factor * pair.p / l * v));
+      }
+      const Real o = round(output_scale * sum);
+      r_.o(b, row, head, e) = static_cast<double>(o);
+      r_.o_size(b, row, head, e) = size * spec_.output_scale;
+      delta += o * static_cast<Real>(world_.d_out.get(b, row, head, e));
+    }
+    r_.lse(b, row, head, 0) = static_cast<double>(m + std::log(l));
+    r_.delta(b, row, head, 0) = static_cast<double>(delta);
+    for (const Pair& pair : pairs) backward_pair(b, head, row, pair, round(pair.p / l), delta);
+  }
+
+  void backward_pair(std::int64_t b, std::int64_t head, std::int64_t row, const Pair& pair, Real p, Real delta) {
+    const std::int64_t kv = head / spec_.group;
+    Real dp = 0;
+    double dp_size = std::abs(static_cast<double>(delta));
+    const Real factor = pair.factor * static_cast<Real>(spec_.output_scale);
+    for (int e = 0; e < spec_.head_dim_v && factor != 0; ++e) {
+      const auto d_out = static_cast<Real>(world_.d_out.get(b, row, head, e));
+      const auto v = static_cast<Real>(world_.v.get(b, pair.key, kv, e));
+      dp += factor * d_out * v;
+      dp_size += static_cast<double>(std::abs(factor * d_out * v));
+      add(r_.dv, r_.dv_size, b, pair.key, kv, e, round(factor * p) * d_out, static_cast<double>(std::abs(factor * p * d_out)));
+    }
+    const Real scale = world_.scale();
+    const Real ds = round(p * (dp - delta) * pair.derivative);
+    for (int e = 0; e < spec_.head_dim; ++e) {
+      const auto q = static_cast<Real>(world_.q.get(b, row, head, e));
+      const auto k = static_cast<Real>(world_.k.get(b, pair.key, kv, e));
+      const double size = static_cast<double>(std::abs(p * scale)) * dp_size;
+      add(r_.dq, r_.dq_size, b, row, head, e, scale * ds * k, size * std::abs(static_cast<double>(k)));
+      add(r_.dk, r_.dk_size, b, pair.key, kv, e, scale * ds * q, size * std::abs(static_cast<double>(q)));
+    }
+  }
+
+  static void add(Values& sums, Values& sizes, std::int64_t b, std::int64_t r, std::int64_t h, int e, Real value, double size) {
+    sums(b, r, h, e) = static_cast<double>(static_cast<Real>(sums(b, r, h, e)) + value);
+    sizes(b, r, h, e) += size;
+  }
+
+  const World& world_;
+  const Spec& spec_;
+  const std::vector<Part>& parts_;
+  DenseResult r_;
+};
+
+inline DenseResult exact_attention(const World& world, const std::vector<Part>& parts) { return Dense<double>(world, parts).run(); }
+inline DenseResult naive_attention(const World& world, const std::vector<Part>& parts) { return Dense<float>(world, parts).run(); }
+
+// The largest violation of |value - truth| <= 2 max |naive - truth| + floor, where floor is a few roundings of the magnitudes
+// that were summed, amplified by the largest score (an error of eps |s| in a score is one of eps |s| in its probability).
+// Positive: a failure. A value that should be finite and is not counts as infinitely wrong.
+template <typename Get>
+double excess_error(const Values& truth, const Values& naive, const Values& size, double largest_score, std::int64_t batch, Get&& get) {
+  double naive_error = 0.0;
+  for (std::size_t i = 0; i < truth.data.size(); ++i) {
+    const double error = std::abs(naive.data[i] - truth.data[i]);
+    if (error > naive_error && std::isfinite(error)) naive_error = error;
+  }
+  double worst = -kInfinity;
+  const double eps = 0x1p-23;
+  for (std::int64_t b = 0; b < batch; ++b)
+    for (std::int64_t r = 0; r < truth.rows; ++r)
+      for (std::int64_t h = 0; h < truth.heads; ++h)
+        for (std::int64_t e = 0; e < truth.width; ++e) {
+          const double value = get(b, r, h, e);
+          if (value == truth(b, r, h, e)) continue;
+          const double error = std::abs(value - truth(b, r, h, e));
+          const double floor = eps * (4.0 + largest_score) * size(b, r, h, e) + 0x1p-126;
+          const double excess = std::isnan(error) ? kInfinity : error - 2.0 * naive_error - floor;
+          worst = std::max(worst, excess);
+        }
+  return worst;
+}
+
+}  // namespace ringspan::kernels::testing

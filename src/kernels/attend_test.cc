@@ -1,0 +1,365 @@
+// Every attend kernel of the list against attention in float64.
+#include "kernels/attend.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cmath>
+#include <cstdlib>
+
+#include "kernels/attend_harness.h"
+#include "ringspan/error.h"
+
+namespace ringspan::kernels::testing {
+namespace {
+
+class AttendTest : public ::testing::TestWithParam<AttendKernel> {
+ protected:
+  const AttendKernel& kernel() const { return GetParam(); }
+  DType dtype() const { return dtype_of(GetParam()); }
+  Spec spec(std::int64_t n_q, std::int64_t n_k, int head_dim = 64) const {
+    Spec s;
+    s.dtype = dtype(), s.n_q = n_q, s.n_k = n_k, s.head_dim = s.head_dim_v = head_dim;
+    return s;
+  }
+};
+
+TEST_P(AttendTest, RandomCases) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    CaseGenerator generate(seed);
+    const Spec s = generate.spec(dtype());
+    World world(s);
+    const std::vector<Part> parts = generate.parts(s);
+    run_kernel(kernel(), world, parts, 1 + static_cast<int>(seed % 3));
+    expect_forward(world, parts, "case " + std::to_string(seed) + ": " + s.describe());
+  }
+}
+
+TEST_P(AttendTest, SizesAroundTiles) {
+  for (const std::int64_t n_q : {0, 1, 5, 6, 7, 95, 96, 97, 193}) {
+    for (const std::int64_t n_k : {0, 1, 63, 64, 65, 257}) {
+      World world(spec(n_q, n_k, 20));
+      const std::vector<Part> parts{world.whole(-kUnbounded, n_k - n_q)};
+      run_kernel(kernel(), world, parts);
+      expect_forward(world, parts, std::to_string(n_q) + " x " + std::to_string(n_k));
+    }
+  }
+}
+
+TEST_P(AttendTest, HeadDimensions) {
+  for (const int d : {1, 3, 16, 31, 64, 80, 96, 112, 128, 160, 192, 200, 255, 256}) {
+    for (const int d_v : {d, 257 - d}) {
+      Spec s = spec(33, 130, d);
+      s.head_dim_v = d_v;
+      World world(s);
+      const std::vector<Part> parts{world.whole(-40, 97)};
+      run_kernel(kernel(), world, parts);
+      expect_forward(world, parts, "head_dim " + std::to_string(d) + ", head_dim_v " + std::to_string(d_v));
+    }
+  }
+}
+
+// Longer than any tile in both directions, so that states pass from tile to tile.
+TEST_P(AttendTest, LongRows) {
+  for (const int d : {8, 128, 256}) {
+    Spec s = spec(d == 8 ? 300 : 100, 2100, d);
+    World world(s);
+    const std::vector<Part> parts{world.whole(-kUnbounded, s.n_k - s.n_q)};
+    run_kernel(kernel(), world, parts, 2);
+    expect_forward(world, parts, "head_dim " + std::to_string(d));
+  }
+}
+
+TEST_P(AttendTest, MaskedKeysHaveNoInfluence) {
+  // Each query sees a band of keys; all others, also those in the same tiles, hold NaN or infinities for that query.
+  for (const auto& [lo, hi] : std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {
+    World clean(spec(130, 300, 24));
+    World planted(spec(130, 300, 24));
+    const std::vector<Part> parts{clean.whole(lo, hi)};
+    run_kernel(kernel(), clean, parts);
+    const double bad[] = {std::nan(""), kInfinity, -kInfinity};
+    for (std::int64_t key = 0; key < 300; ++key) {
+      if (key % 3 == 0 || (key > 20 && key < 150)) continue;
+      for (int e = 0; e < 24; ++e) {
+        planted.k.set(0, key, 0, e, bad[(key + e) % 3]);
+        planted.v.set(0, key, 0, e, bad[(key + e + 1) % 3]);
+      }
+    }
+    run_kernel(kernel(), planted, parts);
+    int compared = 0;
+    for (std::int64_t row = 0; row < 130; ++row) {
+      bool sees_bad = false;
+      for (std::int64_t key = 0; key < 300; ++key) {
+        sees_bad = sees_bad || (key - row >= lo && key - row <= hi && std::isnan(planted.k.get(0, key, 0, 0) * 0.0));
+      }
+      if (!sees_bad) {
+        ++compared;
+        EXPECT_EQ(planted.m.get(0, row, 0, 0), clean.m.get(0, row, 0, 0)) << row;
+        EXPECT_EQ(planted.l.get(0, row, 0, 0), clean.l.get(0, row, 0, 0)) << row;
+        for (int e = 0; e < 24; ++e) ASSERT_EQ(planted.acc.get(0, row, 0, e), clean.acc.get(0, row, 0, e)) << row;
+      } else {
+        EXPECT_TRUE(std::isnan(planted.l.get(0, row, 0, 0))) << "a visible NaN must show: row " << row;
+      }
+    }
+    EXPECT_TRUE(lo != hi || compared > 20) << compared;
+  }
+}
+
+TEST_P(AttendTest, VisibleNanShowsInItsRowsOnly) {
+  World world(spec(70, 70, 16));
+  world.v.set(0, 30, 0, 5, std::nan(""));
+  run_kernel(kernel(), world, {world.whole(-kUnbounded, 0)});
+  for (std::int64_t row = 0; row < 70; ++row) {
+    EXPECT_EQ(std::isnan(world.acc.get(0, row, 0, 5)), row >= 30) << row;
+    EXPECT_FALSE(std::isnan(world.acc.get(0, row, 0, 4))) << row;
+    EXPECT_TRUE(std::isfinite(world.l.get(0, row, 0, 0))) << row;
+  }
+}
+
+TEST_P(AttendTest, RowsWithoutKeysKeepTheirBits) {
+  // Queries at odd positions, keys at multiples of four, band 0..1: every other row sees one key, the others none.
+  Spec s = spec(100, 60, 16);
+  s.k_step = 4;
+  World world(s);
+  world.m.fill(0.75), world.l.fill(3.0), world.acc.fill(-0.0);
+  const std::vector<std::byte> acc = world.acc.bytes();
+  run_kernel(kernel(), world, {world.whole(0, 1)});
+  int without = 0;
+  for (std::int64_t row = 0; row < s.n_q; ++row) {
+    const bool sees = row % 4 == 0 || row % 4 == 3;
+    if (sees) continue;
+    ++without;
+    EXPECT_EQ(world.m.get(0, row, 0, 0), 0.75);
+    EXPECT_EQ(world.l.get(0, row, 0, 0), 3.0);
+    for (int e = 0; e < 16; ++e) ASSERT_TRUE(std::signbit(world.acc.get(0, row, 0, e))) << row;
+  }
+  EXPECT_EQ(without, 50);
+  World none(s);
+  none.m.fill(0.75), none.l.fill(3.0), none.acc.fill(-0.0);
+  run_kernel(kernel(), none, {none.whole(1000, 2000), none.whole(2, 1)});
+  EXPECT_EQ(none.acc.bytes(), acc);
+}
+
+TEST_P(AttendTest, HugeLogits) {
+  // Far beyond the largest float16 (65,504), still far inside float32.
+  for (const double magnitude : {30.0, 300.0, 3000.0}) {
+    Spec s = spec(50, 140, 32);
+    s.magnitude = magnitude, s.scale = 1.0F;
+    World world(s);
+    const std::vector<Part> parts{world.whole(-kUnbounded, 90)};
+    run_kernel(kernel(), world, parts);
+    expect_forward(world, parts, "magnitude " + std::to_string(magnitude));
+  }
+}
+
+TEST_P(AttendTest, ScoresOfMinusInfinityHaveNoWeight) {
+  // k . q overflows to -inf for the even keys; rows that see only such keys stay empty and never become NaN.
+  if (dtype() == DType::float16) GTEST_SKIP() << "float16 operands cannot overflow float32";
+  World world(spec(40, 40, 8));
+  world.q.fill(1e30);
+  for (std::int64_t key = 0; key < 40; ++key) {
+    for (int e = 0; e < 8; ++e) world.k.set(0, key, 0, e, key % 2 == 0 ? -1e30 : 0.0);
+  }
+  Part evens = world.whole();
+  evens.k_stride = 2, evens.k_count = 20, evens.q_count = 20;
+  Part all = world.whole();
+  all.q_row = 20, all.q_count = 20;
+  run_kernel(kernel(), world, {evens, all});
+  for (std::int64_t row = 0; row < 40; ++row) {
+    EXPECT_EQ(world.m.get(0, row, 0, 0), row < 20 ? -kInfinity : 0.0) << row;
+    EXPECT_EQ(world.l.get(0, row, 0, 0), row < 20 ? 0.0 : 20.0) << row;
+    EXPECT_FALSE(std::isnan(world.acc.get(0, row, 0, 3))) << row;
+  }
+}
+
+TEST_P(AttendTest, EqualKeysAndOneHot) {
+  World equal(spec(20, 100, 16));
+  equal.k.fill(0.5);
+  run_kernel(kernel(), equal, {equal.whole()});
+  expect_forward(equal, {equal.whole()}, "equal keys");
+  World hot(spec(20, 100, 16));
+  for (int e = 0; e < 16; ++e) hot.k.set(0, 77, 0, e, 200.0 * hot.q.get(0, 3, 0, e));
+  run_kernel(kernel(), hot, {hot.whole()});
+  expect_forward(hot, {hot.whole()}, "one key dominates");
+}
+
+TEST_P(AttendTest, DenormalOperands) {
+  Spec s = spec(20, 70, 16);
+  s.magnitude = dtype() == DType::float16 ? 1e-7 : 1e-39;
+  World world(s);
+  run_kernel(kernel(), world, {world.whole()});
+  expect_forward(world, {world.whole()}, "denormals");
+}
+
+TEST_P(AttendTest, SameBitsForAnyNumberOfThreads) {
+  for (const std::uint64_t seed : {3, 14, 15, 92}) {
+    CaseGenerator generate(seed);
+    Spec s = generate.spec(dtype());
+    s.n_q = 701, s.n_k = 613, s.head_dim = 16, s.head_dim_v = 24;
+    std::vector<Part> parts = generate.parts(s);
+    parts.push_back(World(s).whole(-kUnbounded, s.k_first - s.q_first + 5));
+    World one(s);
+    run_kernel(kernel(), one, parts, 1);
+    for (const int threads : {2, 3, 8}) {
+      World many(s);
+      run_kernel(kernel(), many, parts, threads);
+      EXPECT_EQ(many.m.bytes(), one.m.bytes()) << threads << " " << s.describe();
+      EXPECT_EQ(many.l.bytes(), one.l.bytes()) << threads << " " << s.describe();
+      EXPECT_EQ(many.acc.bytes(), one.acc.bytes()) << threads << " " << s.describe();
+    }
+  }
+}
+
+TEST_P(AttendTest, ManyTasksEqualOne) {
+  // Keys in pieces of 1 to 40, as small documents or boxes would be.
+  Spec s = spec(90, 600, 40);
+  s.kv_heads = 2, s.group = 2;
+  World world(s);
+  const Part whole = world.whole(-kUnbounded, 510);
+  std::vector<Part> parts;
+  for (std::int64_t key = 0, size = 1; key < 600; key += size, size = size % 40 + 1) {
+    Part part = whole;
+    part.k_row = key, part.k_count = std::min(size, 600 - key);
+    parts.push_back(part);
+  }
+  run_kernel(kernel(), world, parts, 2);
+  expect_forward(world, {whole}, "pieces");
+}
+
+TEST_P(AttendTest, ManySmallDocuments) {
+  Spec s = spec(1200, 1200, 16);
+  s.kv_heads = 2;
+  World world(s);
+  std::vector<Part> parts;
+  for (std::int64_t row = 0, size = 1; row < 1200; row += size, size = size * 7 % 31 + 1) {
+    Part part = world.whole(-kUnbounded, 0);
+    part.q_row = part.k_row = row, part.q_count = part.k_count = std::min(size, 1200 - row);
+    parts.push_back(part);
+  }
+  run_kernel(kernel(), world, parts, 3);
+  expect_forward(world, parts, "documents");
+}
+
+TEST_P(AttendTest, DropoutKeepsTheSumOnAverageAndTheNormaliserExactly) {
+  Spec s = spec(64, 512, 16);
+  s.magnitude = 0.0, s.dropout = 0.25F;
+  World world(s);
+  world.v.fill(1.0);
+  if (!kernel().supports(world.params(1).shape)) GTEST_SKIP();
+  run_kernel(kernel(), world, {world.whole()});
+  double mean = 0.0;
+  for (std::int64_t row = 0; row < 64; ++row) {
+    EXPECT_EQ(world.l.get(0, row, 0, 0), 512.0);
+    mean += world.acc.get(0, row, 0, 0) / 512.0 / 64.0;
+  }
+  EXPECT_NEAR(mean, 1.0, 5.0 * std::sqrt(0.25 / 0.75 / (64.0 * 512.0)));
+}
+
+TEST_P(AttendTest, DropoutDoesNotDependOnHowTasksAreCut) {
+  Spec s = spec(60, 200, 16);
+  s.dropout = 0.5F, s.q_first = 17, s.k_first = 3;
+  World whole(s);
+  if (!kernel().supports(whole.params(1).shape)) GTEST_SKIP();
+  run_kernel(kernel(), whole, {whole.whole()});
+  World cut(s);
+  std::vector<Part> parts;
+  for (std::int64_t residue = 0; residue < 3; ++residue) {
+    Part part = cut.whole();
+    part.k_row = residue, part.k_stride = 3, part.k_count = (199 - residue) / 3 + 1;
+    parts.push_back(part);
+  }
+  run_kernel(kernel(), cut, parts);
+  whole.acc.for_each([&](auto b, auto r, auto h, auto e) {
+    EXPECT_NEAR(whole.acc.get(b, r, h, e) / whole.l.get(b, r, h, 0), cut.acc.get(b, r, h, e) / cut.l.get(b, r, h, 0), 1e-5);
+  });
+}
+
+TEST_P(AttendTest, CallsProgressWhileItComputes) {
+  World world(spec(600, 1500, 64));
+  const AttendParams params = world.params(1);
+  ThreadPool pool(1);
+  Scratch scratch(kernel().scratch_bytes(params.shape));
+  int calls = 0;
+  const auto progress = [&] { ++calls; };
+  const std::vector<AttendTask> tasks = world.tasks({world.whole()});
+  kernel().run(params, tasks, Context{pool, scratch.data(), progress});
+  EXPECT_GT(calls, 0);  // 0.1 GFLOP of multiplications in one unit: well over a millisecond on any machine
+}
+
+TEST_P(AttendTest, NoTasksNoWork) {
+  World world(spec(5, 5));
+  run_kernel(kernel(), world, {});
+  Part none = world.whole();
+  none.head_count = 0;
+  Part no_batch = world.whole();
+  no_batch.batch_count = 0;
+  run_kernel(kernel(), world, {none, no_batch});
+  for (std::int64_t row = 0; row < 5; ++row) EXPECT_EQ(world.l.get(0, row, 0, 0), 0.0);
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendTest, ::testing::ValuesIn(runnable(attend_kernels())), kernel_name);
+
+TEST(AttendKernels, ReferenceIsLastAndSupportsEverything) {
+  for (const auto kernels : {attend_kernels(), attend_backward_kernels()}) {
+    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+      AttendShape shape{dtype, 256, 1, 7, true, true, true, 5};
+      bool found = false;
+      for (const AttendKernel& kernel : kernels) found = found || (kernel.name.ends_with("_reference") && kernel.supports(shape));
+      EXPECT_TRUE(found) << to_string(dtype);
+    }
+    EXPECT_TRUE(kernels.back().name.ends_with("_reference"));
+  }
+}
+
+TEST(AttendKernels, SelectionByName) {
+  AttendShape shape{DType::bfloat16, 64, 64, 1, false, false, false, 1};
+  EXPECT_EQ(select_attend(shape, "reference").name, "attend_bf16_reference");
+  EXPECT_EQ(select_attend(shape, "attend_bf16_reference").name, "attend_bf16_reference");
+  EXPECT_EQ(select_attend_backward(shape, "reference").name, "attend_backward_bf16_reference");
+  EXPECT_TRUE(select_attend(shape).supports(shape));
+  EXPECT_THROW(select_attend(shape, "attend_f32_reference"), Unsupported);
+  shape.head_dim = 257;
+  EXPECT_THROW(select_attend(shape), Unsupported);
+  try {
+    select_attend(shape, "fast");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_NE(std::string(error.what()).find("attend_f32_reference"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Dropout, RateAndIndependence) {
+  const double rate = 0.3;
+  int dropped = 0, both = 0;
+  const int n = 400;
+  for (int i = 0; i < n; ++i) {
+    for (int j = 0; j < n; ++j) {
+      const bool a = is_dropped(1, 0.3F, 0, 0, i, j, 0);
+      dropped += a ? 1 : 0;
+      both += a && is_dropped(1, 0.3F, 0, 0, i, j + 1, 0) ? 1 : 0;
+    }
+  }
+  const double count = static_cast<double>(n) * n;
+  EXPECT_NEAR(dropped / count, rate, 5 * std::sqrt(rate * (1 - rate) / count));
+  EXPECT_NEAR(both / count, rate * rate, 5 * std::sqrt(rate * rate / count));
+}
+
+TEST(Dropout, EveryCoordinateMatters) {
+  const auto pattern = [](std::uint64_t seed, std::int64_t batch, std::int64_t head, std::int64_t i, int state) {
+    std::uint64_t bits = 0;
+    for (int j = 0; j < 64; ++j) bits |= static_cast<std::uint64_t>(is_dropped(seed, 0.5F, batch, head, i, j, state)) << j;
+    return bits;
+  };
+  const std::uint64_t base = pattern(1, 2, 3, 4, 0);
+  EXPECT_NE(base, pattern(2, 2, 3, 4, 0));
+  EXPECT_NE(base, pattern(1 | std::uint64_t{1} << 40, 2, 3, 4, 0));
+  EXPECT_NE(base, pattern(1, 3, 3, 4, 0));
+  EXPECT_NE(base, pattern(1, 2, 4, 4, 0));
+  EXPECT_NE(base, pattern(1, 2, 3, 5, 0));
+  EXPECT_NE(base, pattern(1, 2, 3, 4 + (std::int64_t{1} << 35), 0));
+  EXPECT_NE(base, pattern(1, 2, 3, 4, 1));
+  EXPECT_FALSE(is_dropped(1, 0.0F, 0, 0, 0, 0, 0));
+}
+
+}  // namespace
+}  // namespace ringspan::kernels::testing
