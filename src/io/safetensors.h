@@ -76,6 +76,8 @@ class SafetensorsWriter {
   void finish();
 
   const std::vector<TensorInfo>& tensors() const;
+  // The file as it is so far: a whole safetensors file, to be read back before finish().
+  const std::string& temporary_path() const;
 
  private:
   struct State;

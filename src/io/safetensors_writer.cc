@@ -72,6 +72,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const Te
 SafetensorsWriter::~SafetensorsWriter() = default;
 
 const std::vector<TensorInfo>& SafetensorsWriter::tensors() const { return state_->tensors; }
+const std::string& SafetensorsWriter::temporary_path() const { return state_->temporary; }
 
 void SafetensorsWriter::write(std::string_view name, std::int64_t offset, const void* data, std::int64_t bytes) {
   for (const TensorInfo& tensor : state_->tensors) {
