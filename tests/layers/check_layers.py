@@ -5,7 +5,8 @@
 Layers, bottom up: base < comm, kernels, pattern < plan < exec < api < tools. A file includes its own layer, lower ones and
 public headers (include/ringspan). Beside them stand io (over base) and oracle, which knows public headers and two headers of
 base only, so that it shares no code with what it checks. Public headers include public headers and the standard library, and name no type of CUDA,
-MPI or NCCL. Headers of the layers stay light: no fmt, nlohmann, CLI11, GoogleTest or benchmark.
+MPI or NCCL. Headers of the layers stay light: no fmt, nlohmann, CLI11, GoogleTest or benchmark. Test code, *_test.cc,
+*_bench.cc and *_harness.h, may use headers of tests/ and GoogleTest; what is not test code may not include *_harness.h.
 """
 
 import re
@@ -14,6 +15,7 @@ from pathlib import Path
 
 LEVELS = {"base": 0, "comm": 1, "kernels": 1, "pattern": 1, "io": 1, "plan": 2, "exec": 3, "api": 4}
 ORACLE_MAY = {"base/check.h", "base/float16.h"}  # the first computes nothing, the second is tested exhaustively by itself
+TEST_CODE = ("_test.cc", "_bench.cc", "_harness.h")
 OUTSIDE_LIBRARY = {"io", "oracle"}  # no layer of the library may include these
 C_HEADERS = {"stdbool.h", "stddef.h", "stdint.h"}
 HEAVY = re.compile(r"^(fmt|nlohmann|CLI|gtest|gmock|benchmark|rapidcheck)/")
@@ -56,14 +58,16 @@ def check_public(root, path):
 
 
 def check_layer(root, path, layer):
-    is_test = path.name.endswith(("_test.cc", "_bench.cc"))
+    is_test = path.name.endswith(TEST_CODE)
     for number, angle, name in includes(path):
         if angle:
-            if path.suffix == ".h" and HEAVY.match(name):
+            if path.suffix == ".h" and not is_test and HEAVY.match(name):
                 yield number, f"a header of a layer includes <{name}>; keep it to .cc files"
             continue
         target = folder_of(root, path, name)
-        if target is None:
+        if name.endswith("_harness.h") and not is_test:
+            yield number, f"{name} is for tests only"
+        elif target is None:
             yield number, f"there is no {name}"
         elif target in ("public", layer) or (target == "tests" and is_test):
             continue
