@@ -155,6 +155,17 @@ BackwardTensors RankTensors::backward() const {
   return t;
 }
 
+namespace {
+
+Attention make_attention(const Case& test, Communicator& communicator, const ExecuteOptions& execute) {
+  if (!test.spoil) return {test.problem, test.options, communicator, execute};
+  internal::PlanData data = make_plan(test.problem, test.options, communicator.rank()).data();
+  test.spoil(data);
+  return {Plan(std::make_shared<const internal::PlanData>(std::move(data))), communicator, execute};
+}
+
+}  // namespace
+
 void forward_and_backward(Attention& attention, const RankTensors& tensors) {
   attention.forward(tensors.forward());
   if (attention.plan().options().backward) attention.backward(tensors.backward());
@@ -220,7 +231,7 @@ Outputs run(const Case& test, const Whole& whole, const RankScript& script) {
   const RankBody body = [&](Communicator& communicator) {
     ExecuteOptions execute = test.execute;
     execute.fake_device_seed = test.seed * 131 + static_cast<std::uint64_t>(communicator.rank());
-    Attention attention(test.problem, test.options, communicator, execute);
+    Attention attention = make_attention(test, communicator, execute);
     script(attention, ranks[static_cast<std::size_t>(communicator.rank())]);
   };
   if (test.ranks == Ranks::threads) {

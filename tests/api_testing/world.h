@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "plan/plan_data.h"
 #include "ringspan/attention.h"
 #include "ringspan/transports.h"
 
@@ -24,6 +25,7 @@ struct Case {
   std::uint64_t seed = 1;
   bool dlse = false;
   float gain = 1.0F;  // of the logits: q is multiplied with it
+  std::function<void(internal::PlanData&)> spoil;  // alters every rank's plan before it is executed (planted bugs)
 };
 
 // One line that says what is run, for failures.
