@@ -1,5 +1,6 @@
 # One target per folder of src/: ringspan_layer(NAME DEPS lower layers ...) makes the object library ringspan_NAME from the
-# folder's *.cc and test programs from its *_test.cc. ringspan_library() joins the layers to libringspan.
+# folder's *.cc, test programs from its *_test.cc and a benchmark from its *_bench.cc. ringspan_library() joins the layers to
+# libringspan.
 #
 # The kind of a test, its ctest label, is read off the file's name: foo_property_test.cc and property_test.cc are of the kind
 # "property"; a file that names no kind is a unit test. The files of one kind make one program: pattern_test,
@@ -23,14 +24,19 @@ set_property(GLOBAL PROPERTY RINGSPAN_LIBRARY_LAYERS "")
 if(RINGSPAN_TESTS)
   add_custom_target(core_tests)  # what runs under the sanitizers
 endif()
+if(RINGSPAN_BENCH)
+  add_custom_target(benches)
+endif()
 
 # ringspan_layer(NAME [OUTSIDE_LIBRARY] [DEPS lower layers] [LINK libraries] [EXCLUDE regexes of files])
 function(ringspan_layer name)
   cmake_parse_arguments(arg "OUTSIDE_LIBRARY" "" "DEPS;LINK;EXCLUDE" ${ARGN})
   file(GLOB sources CONFIGURE_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/*.cc)
   set(tests ${sources})
+  set(benches ${sources})
   list(FILTER sources EXCLUDE REGEX "_test\\.cc$|_bench\\.cc$")
   list(FILTER tests INCLUDE REGEX "_test\\.cc$")
+  list(FILTER benches INCLUDE REGEX "_bench\\.cc$")
   foreach(pattern ${arg_EXCLUDE})
     list(FILTER sources EXCLUDE REGEX ${pattern})
   endforeach()
@@ -56,6 +62,17 @@ function(ringspan_layer name)
   if(RINGSPAN_TESTS AND tests)
     ringspan_tests_by_kind(${name} SOURCES ${tests} OBJECTS ${objects} LINK ${links})
   endif()
+  if(RINGSPAN_BENCH AND benches)
+    ringspan_bench(${name}_bench SOURCES ${benches} OBJECTS ${objects} LINK ${links})
+  endif()
+endfunction()
+
+# A Google Benchmark program, built by the target `benches` only; scripts/bench runs all of them.
+function(ringspan_bench name)
+  cmake_parse_arguments(arg "" "" "SOURCES;OBJECTS;LINK" ${ARGN})
+  add_executable(${name} EXCLUDE_FROM_ALL ${arg_SOURCES} ${arg_OBJECTS})
+  target_link_libraries(${name} PRIVATE ringspan_options fmt::fmt Threads::Threads benchmark::benchmark_main ${arg_LINK})
+  add_dependencies(benches ${name})
 endfunction()
 
 # One test program per kind of test file; see the top of this file.
