@@ -124,6 +124,7 @@ void BoxSet::cover() {
 }
 
 bool BoxSet::contains(const Box& box) const {
+  if (is_empty(box)) return true;
   std::vector<Box> pending{box};
   std::vector<Box> next;
   for (const Box& existing : boxes_) {

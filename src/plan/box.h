@@ -25,7 +25,7 @@ class BoxSet {
   void add(const Box& box);
   // Disjoint boxes in a canonical order (first position, head, batch).
   std::vector<Box> boxes() const;
-  // Rows of boxes() beyond those added.
+  // Rows of boxes() beyond those added; at most, where a box was added after others had been covered.
   std::int64_t excess_rows() const { return excess_; }
   bool contains(const Box& box) const;
 

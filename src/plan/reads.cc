@@ -8,8 +8,8 @@
 namespace ringspan::internal {
 namespace {
 
-// Positions that are split by residue rather than covered, at most this many classes.
-constexpr std::int64_t kMaxClasses = 64;
+// A slice's rows are named exactly by at most this many progressions; beyond, all of its keys are taken.
+constexpr std::int64_t kMaxParts = 64;
 
 Slice transposed(const Slice& slice) {
   Slice result = slice;
@@ -20,21 +20,36 @@ Slice transposed(const Slice& slice) {
 }
 
 // The keys of a normalized slice that have a query. After normalization all keys do, except where the queries are spaced
-// wider than the band: then only some residues of the keys meet one, and each residue class does so as a whole.
-void keys_with_partner(const Slice& slice, std::vector<Progression>& out) {
+// wider than the band: then they are the keys at each distance of the band from a query, or those near each query. Returns
+// how many keys without a query are among them.
+std::int64_t keys_with_partner(const Slice& slice, std::vector<Progression>& out) {
   const std::int64_t stride_q = slice.q.count > 1 ? slice.q.stride : 1;
-  const std::int64_t stride_k = slice.k.stride;
-  const bool wide = slice.q.count <= 1 || slice.hi - slice.lo + 1 >= stride_q || stride_k % stride_q == 0;
-  const std::int64_t classes = stride_q / std::gcd(stride_q, stride_k);
-  if (wide || slice.k.count == 1 || classes > kMaxClasses) {
+  const std::int64_t stride_k = slice.k.count > 1 ? slice.k.stride : 1;
+  const bool all = slice.q.count <= 1 || slice.k.count == 1 || slice.hi - slice.lo + 1 >= stride_q || stride_k % stride_q == 0;
+  if (all) {
     out.push_back(slice.k);
-    return;
+    return 0;
   }
-  for (std::int64_t c = 0; c < std::min(classes, slice.k.count); ++c) {
-    const Progression keys{slice.k.at(c), stride_k * classes, (slice.k.count - 1 - c) / classes + 1};
-    const Slice part = normalize(restrict_k(slice, keys));
-    if (part.q.count > 0 && part.k.count > 0) out.push_back(part.k);
+  const std::int64_t step = std::gcd(stride_q, stride_k);  // of the distances that occur, lo being the first
+  const std::int64_t distances = (slice.hi - slice.lo) / step + 1;
+  const auto at_distance = [&](std::int64_t index) {
+    return ringspan::intersect(slice.k, {slice.q.first + slice.lo + index * step, stride_q, slice.q.count});
+  };
+  const auto add = [&](const Progression& keys) {
+    if (!keys.empty()) out.push_back(keys);
+  };
+  if (distances <= kMaxParts) {
+    for (std::int64_t d = 0; d < distances; ++d) add(at_distance(d));
+    return 0;
   }
+  if (slice.q.count <= kMaxParts) {
+    for (std::int64_t i = 0; i < slice.q.count; ++i) add(clip(slice.k, slice.q.at(i) + slice.lo, slice.q.at(i) + slice.hi + 1));
+    return 0;
+  }
+  std::int64_t keys = 0;
+  for (std::int64_t d = 0; d < distances; ++d) keys += at_distance(d).count;
+  out.push_back(slice.k);
+  return slice.k.count - keys;
 }
 
 Restriction hull(const Rows& queries, const Rows& keys, HeadRange heads) {
@@ -68,10 +83,12 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
       const Slice mine = restrict_k(slice, owned[i]);
       if (mine.k.empty()) continue;
       positions.clear();
+      std::int64_t excess = 0;
       for (const Progression& piece : others) {
         const Slice part = normalize(restrict_q(mine, piece));
-        if (part.q.count > 0 && part.k.count > 0) keys_with_partner(part, positions);
+        if (part.q.count > 0 && part.k.count > 0) excess += keys_with_partner(part, positions);
       }
+      for (const Progression& head_set : head_sets) reads.excess_rows += excess * slice.batch_count * head_set.count;
       for (const Progression& progression : positions) {
         for (const Progression& head_set : head_sets) {
           sets[i].add({slice.batch_first, slice.batch_count, head_set, progression});
