@@ -80,6 +80,178 @@ typedef struct ringspan_communicator {
   void (*destroy)(void* user);
 } ringspan_communicator;
 
+/* ---- Conventions of the functions below --------------------------------------------------------------------------------
+ *
+ * They return an enum ringspan_status; the text of the calling thread's latest failure is ringspan_last_error(). In structs zero
+ * (NULL) means the default, so a struct is zeroed, its struct_size set and the rest filled in as needed. Handles are made by a
+ * create function and given back by its destroy function, which accepts NULL. A handle is used by one thread at a time; making
+ * and destroying different ones at the same time is fine. */
+
+/* "0.1.0", of the library that was linked. */
+const char* ringspan_version(void);
+/* Valid until the calling thread's next call of a function of this header; "" when nothing has failed. */
+const char* ringspan_last_error(void);
+
+/* ---- Problem, options (see ringspan/problem.h, ringspan/plan.h) ---------------------------------------------------------- */
+
+enum ringspan_dtype { RINGSPAN_FLOAT32 = 0, RINGSPAN_BFLOAT16 = 1, RINGSPAN_FLOAT16 = 2 };
+enum ringspan_side { RINGSPAN_QUERIES = 0, RINGSPAN_KEYS = 1 };
+enum ringspan_pass { RINGSPAN_FORWARD = 0, RINGSPAN_BACKWARD = 1 };
+
+typedef struct ringspan_problem {
+  uint64_t struct_size;
+  int64_t batch;        /* 0: 1 */
+  int64_t tokens_q;     /* over all ranks, per batch item */
+  int64_t tokens_k;
+  int32_t heads;
+  int32_t kv_heads;     /* 0: heads */
+  int32_t head_dim;     /* of q and k */
+  int32_t head_dim_v;   /* 0: head_dim */
+  int32_t dtype;        /* enum ringspan_dtype */
+  int32_t ranks;        /* 0: 1 */
+  int32_t replicated_q; /* every rank passes the whole q and receives the whole o */
+  int32_t alibi;        /* alibi_slopes are given at execution */
+  int32_t sinks;        /* sinks are given at execution */
+  float scale;          /* 0: 1 / sqrt(head_dim) */
+  float softcap;        /* 0: off */
+  float dropout;
+  uint64_t seed;           /* of the dropout */
+  const char* pattern;     /* "causal & window:1023,0"; NULL: "full" */
+  const char* sharding_q;  /* NULL: "contiguous" */
+  const char* sharding_k;
+  const int32_t* cu_seqlens_q; /* documents, with their number of entries */
+  uint64_t cu_seqlens_q_count;
+  const int32_t* cu_seqlens_k; /* NULL: as cu_seqlens_q */
+  uint64_t cu_seqlens_k_count;
+  const int64_t* lengths_q; /* NULL, or a length per batch item */
+  const int64_t* lengths_k;
+} ringspan_problem;
+
+typedef struct ringspan_options {
+  uint64_t struct_size;
+  const char* strategy;          /* NULL: "auto" */
+  int64_t bucket_rows;           /* 0: as the planner thinks best; -1: whole chunks */
+  int64_t memory_budget;         /* bytes per rank, tensors and arena; 0: unlimited */
+  int32_t computing_ranks;       /* strategy "local" only */
+  int32_t threads;               /* of this rank's kernels; 0: 1 */
+  int32_t forward_only;          /* 1: plan no backward pass */
+  int32_t round_o;               /* 1: backward of 16-bit tensors reads the rounded o instead of one kept in float32 */
+  int64_t flops_per_second;      /* the cost model of "auto"; 0: its defaults */
+  int64_t bytes_per_second;
+  int64_t message_nanoseconds;
+  const char* attend_kernel;     /* NULL: the best that supports the shape */
+  const char* attend_backward_kernel;
+} ringspan_options;
+
+/* The global positions of a rank's rows, in the order in which it stores them. Writes *rows and, where `capacity` is at least
+ * that, `positions`, which may be NULL otherwise. */
+int32_t ringspan_shard_positions(const ringspan_problem* problem, int32_t side, int32_t rank, int64_t* positions,
+                                 uint64_t capacity, uint64_t* rows);
+
+/* ---- Plan --------------------------------------------------------------------------------------------------------------- */
+
+typedef struct ringspan_plan ringspan_plan;
+
+typedef struct ringspan_memory_line {
+  char component[32]; /* q, k, v, ... or buckets, staging, state, gradients, saved, scratch */
+  int64_t bytes;
+  int32_t in_arena;   /* otherwise a tensor of the caller's */
+  int32_t reserved;
+} ringspan_memory_line;
+
+/* `options` may be NULL. Strings and arrays of both are copied. */
+int32_t ringspan_plan_create(const ringspan_problem* problem, const ringspan_options* options, int32_t rank, ringspan_plan** plan);
+void ringspan_plan_destroy(ringspan_plan* plan);
+/* Of any rank's arena; alignment 64. */
+int32_t ringspan_plan_arena_bytes(const ringspan_plan* plan, int32_t rank, int64_t* bytes);
+/* Writes *count and, where `capacity` is at least that, the lines. */
+int32_t ringspan_plan_memory(const ringspan_plan* plan, int32_t pass, ringspan_memory_line* lines, uint64_t capacity,
+                             uint64_t* count);
+/* What the pass will move to and from each peer: `capacity` entries, at least as many as ranks. */
+int32_t ringspan_plan_traffic(const ringspan_plan* plan, int32_t pass, ringspan_peer_traffic* entries, uint64_t capacity);
+int32_t ringspan_plan_fingerprint(const ringspan_plan* plan, uint64_t* fingerprint);
+/* The text lives as long as the plan. */
+int32_t ringspan_plan_text(ringspan_plan* plan, const char** text);
+int32_t ringspan_plan_json(ringspan_plan* plan, const char** json);
+
+/* ---- Ranks -------------------------------------------------------------------------------------------------------------- */
+
+typedef struct ringspan_comm ringspan_comm;
+
+/* `ranks` communicators of ranks that are threads of this process, written to comms[0..ranks); 1 is a world of its own. */
+int32_t ringspan_comm_create_threads(int32_t ranks, ringspan_comm** comms);
+/* Takes the embedder's communicator over: `destroy` is called when nothing uses it any more (not when this fails). */
+int32_t ringspan_comm_create(const ringspan_communicator* callbacks, ringspan_comm** comm);
+/* An attention that was made with it keeps it alive. */
+void ringspan_comm_destroy(ringspan_comm* comm);
+int32_t ringspan_comm_rank(const ringspan_comm* comm, int32_t* rank);
+int32_t ringspan_comm_size(const ringspan_comm* comm, int32_t* size);
+/* Makes every rank fail at once: `reason` is in their errors. */
+int32_t ringspan_comm_abort(ringspan_comm* comm, const char* reason);
+
+/* ---- Attention (see ringspan/attention.h) ------------------------------------------------------------------------------- */
+
+typedef struct ringspan_attention ringspan_attention;
+
+/* (batch, tokens, heads, dim), strides in elements, the last dimension dense; statistics have dim 1. */
+typedef struct ringspan_tensor {
+  void* data;
+  int64_t batch_stride;
+  int64_t token_stride;
+  int64_t head_stride;
+} ringspan_tensor;
+
+typedef struct ringspan_forward_tensors {
+  uint64_t struct_size;
+  ringspan_tensor q, k, v;     /* read only */
+  ringspan_tensor o, lse;
+  const float* alibi_slopes;   /* (heads), or (batch, heads) with a batch stride */
+  int64_t alibi_batch_stride;
+  const float* sinks;          /* (heads) */
+} ringspan_forward_tensors;
+
+typedef struct ringspan_backward_tensors {
+  uint64_t struct_size;
+  ringspan_tensor q, k, v, o, lse, d_out; /* read only */
+  ringspan_tensor dlse;                   /* read only, optional */
+  ringspan_tensor dq, dk, dv;
+  const float* alibi_slopes;
+  int64_t alibi_batch_stride;
+  const float* sinks;
+  float* dsinks;
+} ringspan_backward_tensors;
+
+typedef struct ringspan_execute_options {
+  uint64_t struct_size;
+  double deadline_seconds; /* of silence from a peer; 0: 30 */
+  int32_t trace;           /* record a time line */
+  int32_t reserved;
+} ringspan_execute_options;
+
+typedef struct ringspan_pass_stats {
+  uint64_t struct_size;
+  double seconds;
+  double waiting_seconds;
+  int64_t sent_bytes;
+  int64_t received_bytes;
+} ringspan_pass_stats;
+
+/* Collective. Agrees with the other ranks on problem and options, field by field, then plans; `arena` is allocated. */
+int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspan_options* options, ringspan_comm* comm,
+                                  const ringspan_execute_options* execute, ringspan_attention** attention);
+/* Collective. Runs a plan made before, in `arena` (aligned to 64; NULL: allocated here), which must outlive the attention. */
+int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_comm* comm, const ringspan_execute_options* execute,
+                                            void* arena, uint64_t arena_bytes, ringspan_attention** attention);
+void ringspan_attention_destroy(ringspan_attention* attention);
+int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors);
+int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors);
+/* Of the latest pass; the caller sets stats->struct_size. */
+int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats);
+/* The plan that it runs; a new handle. */
+int32_t ringspan_attention_plan(const ringspan_attention* attention, ringspan_plan** plan);
+/* Chrome trace; valid until the next call of this function or destroy. */
+int32_t ringspan_attention_trace(ringspan_attention* attention, const char** json);
+
 #ifdef __cplusplus
 } /* extern "C" */
 #endif

@@ -235,6 +235,7 @@ TEST_P(ExecutorRanks, ComputesAttention) {
     EXPECT_GE(executor.stats(Pass::forward).seconds, executor.stats(Pass::forward).waiting_seconds);
     const std::string json = executor.trace().json();
     EXPECT_NE(json.find("\"own keys\""), std::string::npos);
+    EXPECT_EQ(json.find("\"name\":\"handshake\"") != std::string::npos, communicator.size() > 1);
     EXPECT_NE(json.find("\"finalize\""), std::string::npos);
   });
 }

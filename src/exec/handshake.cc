@@ -102,6 +102,11 @@ Communicator::Seconds usable_deadline(Communicator::Seconds deadline) {
   return deadline.count() > 0 ? deadline : Communicator::Seconds(30);
 }
 
+void refuse_problem(Communicator& communicator, const std::exception_ptr& own_error, Communicator::Seconds deadline) {
+  if (communicator.size() > 1) Agreement(communicator).agree({}, own_error, usable_deadline(deadline));
+  std::rethrow_exception(own_error);
+}
+
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
                              Communicator::Seconds deadline) {
   std::exception_ptr own_error;

@@ -3,6 +3,8 @@
 // Cost: ceil(log2 p) messages of some kilobytes per rank, see comm/agree.h. Collective.
 #pragma once
 
+#include <exception>
+
 #include "ringspan/communicator.h"
 #include "ringspan/plan.h"
 
@@ -14,6 +16,10 @@ namespace ringspan::internal {
 // communicator stays usable.
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
                              Communicator::Seconds deadline);
+
+// For a rank that cannot even make a problem of its arguments: takes part in agree_on_problem() with its error, so that all
+// ranks throw it (or that of a lower rank).
+[[noreturn]] void refuse_problem(Communicator& communicator, const std::exception_ptr& own_error, Communicator::Seconds deadline);
 
 // Throws InvalidArgument unless the deadline is positive; a rank that was given another one still takes part with
 // usable_deadline(), to say so.

@@ -60,7 +60,9 @@ std::string Trace::json() const {
                          pass == 0 ? "forward" : "backward", escaped(name));
     };
     for (const Span& span : line.spans) {
-      const std::string_view name = span.stage < 0 ? "handshake" : program.stages[static_cast<std::size_t>(span.stage)].name;
+      // As views: the common type of a literal and a string would be a temporary string.
+      const std::string_view handshake = "handshake";
+      const std::string_view name = span.stage < 0 ? handshake : program.stages[static_cast<std::size_t>(span.stage)].name;
       event(name, static_cast<int>(span.lane), span.begin, span.end);
     }
   }

@@ -1,0 +1,403 @@
+// The C API: translation of structs, handles and errors; nothing is computed here and nothing is thrown through it.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "comm/error_code.h"
+#include "exec/handshake.h"
+#include "ringspan/ringspan.h"
+#include "ringspan/ringspan_c.h"
+
+using ringspan::InvalidArgument;
+
+struct ringspan_plan {
+  ringspan::Plan plan;
+  std::string text, json;
+};
+
+struct ringspan_comm {
+  std::shared_ptr<ringspan::Communicator> communicator;
+};
+
+struct ringspan_attention {
+  std::shared_ptr<ringspan::Communicator> communicator;  // outlives the attention
+  ringspan::Attention attention;
+  std::string trace;
+};
+
+namespace {
+
+thread_local std::string last_error;
+
+// Runs the body; what it throws becomes a status and the thread's last error.
+template <typename Body>
+std::int32_t guard(const Body& body) noexcept {
+  try {
+    last_error.clear();
+    body();
+    return RINGSPAN_OK;
+  } catch (...) {
+    try {
+      ringspan::ErrorText error = ringspan::describe_error(std::current_exception());
+      last_error = std::move(error.text);
+      return static_cast<std::int32_t>(error.code);
+    } catch (...) {
+      last_error.clear();  // not even memory for the text
+      return RINGSPAN_INTERNAL_ERROR;
+    }
+  }
+}
+
+template <typename T>
+T& require(T* pointer, const char* name) {
+  if (pointer == nullptr) throw InvalidArgument(fmt::format("{} is null", name));
+  return *pointer;
+}
+
+// The caller's struct, of its version: what it does not have is zero.
+template <typename Struct>
+Struct read(const Struct* given, const char* name) {
+  const std::uint64_t size = require(given, name).struct_size;
+  if (size < sizeof(std::uint64_t) || size > sizeof(Struct) * 16) {
+    throw InvalidArgument(fmt::format("{}.struct_size ({}) must be the size of the struct ({})", name, size, sizeof(Struct)));
+  }
+  Struct copy;
+  std::memset(&copy, 0, sizeof copy);
+  std::memcpy(&copy, given, std::min<std::uint64_t>(size, sizeof copy));
+  return copy;
+}
+
+template <typename Struct>
+Struct read_optional(const Struct* given, const char* name) {
+  if (given != nullptr) return read(given, name);
+  Struct zero;
+  std::memset(&zero, 0, sizeof zero);
+  return zero;
+}
+
+template <typename T>
+std::vector<T> list_of(const T* data, std::uint64_t count, const char* name) {
+  if (data == nullptr && count > 0) throw InvalidArgument(fmt::format("{} is null, but {} entries are announced", name, count));
+  return data == nullptr ? std::vector<T>{} : std::vector<T>(data, data + count);
+}
+
+ringspan::DType dtype_of(std::int32_t value) {
+  if (value < RINGSPAN_FLOAT32 || value > RINGSPAN_FLOAT16) {
+    throw InvalidArgument(fmt::format("dtype ({}) must be RINGSPAN_FLOAT32, RINGSPAN_BFLOAT16 or RINGSPAN_FLOAT16", value));
+  }
+  return static_cast<ringspan::DType>(value);
+}
+
+ringspan::Pass pass_of(std::int32_t value) {
+  if (value != RINGSPAN_FORWARD && value != RINGSPAN_BACKWARD) {
+    throw InvalidArgument(fmt::format("pass ({}) must be RINGSPAN_FORWARD or RINGSPAN_BACKWARD", value));
+  }
+  return static_cast<ringspan::Pass>(value);
+}
+
+template <typename T>
+T or_default(T value, T otherwise) {
+  return value == T{} ? otherwise : value;
+}
+
+ringspan::Problem problem_of(const ringspan_problem* pointer) {
+  const ringspan_problem given = read(pointer, "problem");
+  ringspan::Problem problem;
+  problem.batch = or_default(given.batch, std::int64_t{1});
+  problem.tokens_q = given.tokens_q;
+  problem.tokens_k = given.tokens_k;
+  problem.heads = given.heads;
+  problem.kv_heads = or_default(given.kv_heads, given.heads);
+  problem.head_dim = given.head_dim;
+  problem.head_dim_v = or_default(given.head_dim_v, given.head_dim);
+  problem.dtype = dtype_of(given.dtype);
+  problem.ranks = or_default(given.ranks, 1);
+  problem.replicated_q = given.replicated_q != 0;
+  problem.alibi = given.alibi != 0;
+  problem.sinks = given.sinks != 0;
+  problem.scale = given.scale;
+  problem.softcap = given.softcap;
+  problem.dropout = given.dropout;
+  problem.seed = given.seed;
+  if (given.pattern != nullptr) problem.pattern = ringspan::Pattern::parse(given.pattern);
+  if (given.sharding_q != nullptr) problem.sharding_q = ringspan::Sharding::parse(given.sharding_q);
+  if (given.sharding_k != nullptr) problem.sharding_k = ringspan::Sharding::parse(given.sharding_k);
+  problem.cu_seqlens_q = list_of(given.cu_seqlens_q, given.cu_seqlens_q_count, "cu_seqlens_q");
+  problem.cu_seqlens_k = list_of(given.cu_seqlens_k, given.cu_seqlens_k_count, "cu_seqlens_k");
+  const auto items = static_cast<std::uint64_t>(std::max<std::int64_t>(problem.batch, 0));
+  if (given.lengths_q != nullptr) problem.lengths_q = list_of(given.lengths_q, items, "lengths_q");
+  if (given.lengths_k != nullptr) problem.lengths_k = list_of(given.lengths_k, items, "lengths_k");
+  return problem;
+}
+
+ringspan::PlanOptions options_of(const ringspan_options* pointer) {
+  const ringspan_options given = read_optional(pointer, "options");
+  ringspan::PlanOptions options;
+  if (given.strategy != nullptr) options.strategy = ringspan::parse_strategy(given.strategy);
+  options.bucket_rows = given.bucket_rows;
+  options.memory_budget = given.memory_budget;
+  options.computing_ranks = given.computing_ranks;
+  options.threads = or_default(given.threads, 1);
+  options.backward = given.forward_only == 0;
+  options.keep_o_float32 = given.round_o == 0;
+  options.cost.flops_per_second = or_default(given.flops_per_second, options.cost.flops_per_second);
+  options.cost.bytes_per_second = or_default(given.bytes_per_second, options.cost.bytes_per_second);
+  options.cost.message_nanoseconds = or_default(given.message_nanoseconds, options.cost.message_nanoseconds);
+  if (given.attend_kernel != nullptr) options.attend_kernel = given.attend_kernel;
+  if (given.attend_backward_kernel != nullptr) options.attend_backward_kernel = given.attend_backward_kernel;
+  return options;
+}
+
+ringspan::ExecuteOptions execute_of(const ringspan_execute_options* pointer) {
+  const ringspan_execute_options given = read_optional(pointer, "execute");
+  ringspan::ExecuteOptions execute;
+  if (given.deadline_seconds != 0) execute.deadline = ringspan::Communicator::Seconds(given.deadline_seconds);
+  execute.trace = given.trace != 0;
+  return execute;
+}
+
+ringspan::Tensor tensor_of(const ringspan_tensor& tensor) {
+  return {tensor.data, tensor.batch_stride, tensor.token_stride, tensor.head_stride};
+}
+
+void check_backward(const ringspan::Plan& plan, ringspan::Pass pass) {
+  if (pass == ringspan::Pass::backward && !plan.options().backward) {
+    throw InvalidArgument("the plan has no backward pass: it was made with forward_only = 1");
+  }
+}
+
+}  // namespace
+
+extern "C" {
+
+const char* ringspan_version(void) {
+  static const std::string version =
+      fmt::format("{}.{}.{}", RINGSPAN_VERSION_MAJOR, RINGSPAN_VERSION_MINOR, RINGSPAN_VERSION_PATCH);
+  return version.c_str();
+}
+
+const char* ringspan_last_error(void) { return last_error.c_str(); }
+
+int32_t ringspan_shard_positions(const ringspan_problem* problem, int32_t side, int32_t rank, int64_t* positions,
+                                 uint64_t capacity, uint64_t* rows) {
+  return guard([&] {
+    const ringspan::Problem p = problem_of(problem);
+    p.validate();
+    if (side != RINGSPAN_QUERIES && side != RINGSPAN_KEYS) {
+      throw InvalidArgument(fmt::format("side ({}) must be RINGSPAN_QUERIES or RINGSPAN_KEYS", side));
+    }
+    if (rank < 0 || rank >= p.ranks) throw InvalidArgument(fmt::format("rank ({}) must be in [0, {})", rank, p.ranks));
+    const bool whole = side == RINGSPAN_QUERIES && p.replicated_q;
+    const ringspan::Shard shard =
+        whole ? ringspan::make_shard({}, p.tokens_q, 1, 0)
+              : side == RINGSPAN_QUERIES ? ringspan::make_shard(p.sharding_q, p.tokens_q, p.ranks, rank)
+                                         : ringspan::make_shard(p.sharding_k, p.tokens_k, p.ranks, rank);
+    require(rows, "rows") = static_cast<std::uint64_t>(shard.rows);
+    if (positions == nullptr || capacity < *rows) return;
+    const std::vector<std::int64_t> list = shard.positions();
+    std::copy(list.begin(), list.end(), positions);
+  });
+}
+
+int32_t ringspan_plan_create(const ringspan_problem* problem, const ringspan_options* options, int32_t rank, ringspan_plan** plan) {
+  return guard([&] {
+    require(plan, "plan") = nullptr;
+    *plan = new ringspan_plan{ringspan::make_plan(problem_of(problem), options_of(options), rank), {}, {}};
+  });
+}
+
+void ringspan_plan_destroy(ringspan_plan* plan) { delete plan; }
+
+int32_t ringspan_plan_arena_bytes(const ringspan_plan* plan, int32_t rank, int64_t* bytes) {
+  return guard([&] { require(bytes, "bytes") = require(plan, "plan").plan.arena_bytes(rank); });
+}
+
+int32_t ringspan_plan_memory(const ringspan_plan* plan, int32_t pass, ringspan_memory_line* lines, uint64_t capacity,
+                             uint64_t* count) {
+  return guard([&] {
+    check_backward(require(plan, "plan").plan, pass_of(pass));
+    const std::vector<ringspan::MemoryLine> memory = plan->plan.memory(pass_of(pass));
+    require(count, "count") = memory.size();
+    if (lines == nullptr || capacity < memory.size()) return;
+    for (std::size_t index = 0; index < memory.size(); ++index) {
+      ringspan_memory_line& line = lines[index];
+      std::memset(&line, 0, sizeof line);
+      memory[index].component.copy(line.component, sizeof line.component - 1);
+      line.bytes = memory[index].bytes;
+      line.in_arena = memory[index].in_arena ? 1 : 0;
+    }
+  });
+}
+
+int32_t ringspan_plan_traffic(const ringspan_plan* plan, int32_t pass, ringspan_peer_traffic* entries, uint64_t capacity) {
+  return guard([&] {
+    check_backward(require(plan, "plan").plan, pass_of(pass));
+    const std::vector<ringspan::PeerBytes> traffic = plan->plan.traffic(pass_of(pass));
+    if (capacity < traffic.size()) {
+      throw InvalidArgument(fmt::format("capacity ({}) must be at least ranks ({})", capacity, traffic.size()));
+    }
+    require(entries, "entries");
+    for (std::size_t peer = 0; peer < traffic.size(); ++peer) {
+      const ringspan::PeerBytes& bytes = traffic[peer];
+      entries[peer] = {bytes.sent_bytes, bytes.received_bytes, bytes.sent_messages, bytes.received_messages};
+    }
+  });
+}
+
+int32_t ringspan_plan_fingerprint(const ringspan_plan* plan, uint64_t* fingerprint) {
+  return guard([&] { require(fingerprint, "fingerprint") = require(plan, "plan").plan.fingerprint(); });
+}
+
+int32_t ringspan_plan_text(ringspan_plan* plan, const char** text) {
+  return guard([&] {
+    require(text, "text") = nullptr;
+    if (require(plan, "plan").text.empty()) plan->text = plan->plan.to_string();
+    *text = plan->text.c_str();
+  });
+}
+
+int32_t ringspan_plan_json(ringspan_plan* plan, const char** json) {
+  return guard([&] {
+    require(json, "json") = nullptr;
+    if (require(plan, "plan").json.empty()) plan->json = plan->plan.to_json();
+    *json = plan->json.c_str();
+  });
+}
+
+int32_t ringspan_comm_create_threads(int32_t ranks, ringspan_comm** comms) {
+  return guard([&] {
+    require(comms, "comms");
+    auto world = ringspan::make_thread_world(ranks);
+    std::vector<std::unique_ptr<ringspan_comm>> made;
+    for (auto& communicator : world) made.push_back(std::make_unique<ringspan_comm>(ringspan_comm{std::move(communicator)}));
+    for (std::size_t rank = 0; rank < made.size(); ++rank) comms[rank] = made[rank].release();
+  });
+}
+
+int32_t ringspan_comm_create(const ringspan_communicator* callbacks, ringspan_comm** comm) {
+  return guard([&] {
+    require(comm, "comm") = nullptr;
+    auto handle = std::make_unique<ringspan_comm>();
+    handle->communicator = ringspan::make_communicator(require(callbacks, "callbacks"));
+    *comm = handle.release();
+  });
+}
+
+void ringspan_comm_destroy(ringspan_comm* comm) { delete comm; }
+
+int32_t ringspan_comm_rank(const ringspan_comm* comm, int32_t* rank) {
+  return guard([&] { require(rank, "rank") = require(comm, "comm").communicator->rank(); });
+}
+
+int32_t ringspan_comm_size(const ringspan_comm* comm, int32_t* size) {
+  return guard([&] { require(size, "size") = require(comm, "comm").communicator->size(); });
+}
+
+int32_t ringspan_comm_abort(ringspan_comm* comm, const char* reason) {
+  return guard([&] { require(comm, "comm").communicator->abort(reason == nullptr ? "no reason given" : reason); });
+}
+
+int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspan_options* options, ringspan_comm* comm,
+                                  const ringspan_execute_options* execute, ringspan_attention** attention) {
+  return guard([&] {
+    require(attention, "attention") = nullptr;
+    const auto& communicator = require(comm, "comm").communicator;
+    ringspan::Problem p;
+    ringspan::PlanOptions o;
+    ringspan::ExecuteOptions e;
+    try {
+      e = execute_of(execute);
+      p = problem_of(problem);
+      o = options_of(options);
+    } catch (const ringspan::Error&) {  // the other ranks are told instead of left to wait
+      ringspan::internal::refuse_problem(*communicator, std::current_exception(), e.deadline);
+    }
+    *attention = new ringspan_attention{communicator, ringspan::Attention(p, o, *communicator, e), {}};
+  });
+}
+
+int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_comm* comm, const ringspan_execute_options* execute,
+                                            void* arena, uint64_t arena_bytes, ringspan_attention** attention) {
+  return guard([&] {
+    require(attention, "attention") = nullptr;
+    const auto& communicator = require(comm, "comm").communicator;
+    if (arena == nullptr && arena_bytes > 0) {
+      throw InvalidArgument(fmt::format("arena is null, but arena_bytes is {}", arena_bytes));
+    }
+    const std::span<std::byte> bytes(static_cast<std::byte*>(arena), arena_bytes);
+    *attention = new ringspan_attention{
+        communicator, ringspan::Attention(require(plan, "plan").plan, *communicator, execute_of(execute), bytes), {}};
+  });
+}
+
+void ringspan_attention_destroy(ringspan_attention* attention) { delete attention; }
+
+int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors) {
+  return guard([&] {
+    const ringspan_forward_tensors t = read(tensors, "tensors");
+    require(attention, "attention")
+        .attention.forward({.q = tensor_of(t.q),
+                            .k = tensor_of(t.k),
+                            .v = tensor_of(t.v),
+                            .o = tensor_of(t.o),
+                            .lse = tensor_of(t.lse),
+                            .alibi_slopes = t.alibi_slopes,
+                            .alibi_batch_stride = t.alibi_batch_stride,
+                            .sinks = t.sinks});
+  });
+}
+
+int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors) {
+  return guard([&] {
+    const ringspan_backward_tensors t = read(tensors, "tensors");
+    require(attention, "attention")
+        .attention.backward({.q = tensor_of(t.q),
+                             .k = tensor_of(t.k),
+                             .v = tensor_of(t.v),
+                             .o = tensor_of(t.o),
+                             .lse = tensor_of(t.lse),
+                             .d_out = tensor_of(t.d_out),
+                             .dlse = tensor_of(t.dlse),
+                             .dq = tensor_of(t.dq),
+                             .dk = tensor_of(t.dk),
+                             .dv = tensor_of(t.dv),
+                             .alibi_slopes = t.alibi_slopes,
+                             .alibi_batch_stride = t.alibi_batch_stride,
+                             .sinks = t.sinks,
+                             .dsinks = t.dsinks});
+  });
+}
+
+int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats) {
+  return guard([&] {
+    const ringspan::PassStats& latest = require(attention, "attention").attention.stats(pass_of(pass));
+    ringspan_pass_stats filled = read(stats, "stats");
+    filled.seconds = latest.seconds;
+    filled.waiting_seconds = latest.waiting_seconds;
+    filled.sent_bytes = latest.sent_bytes;
+    filled.received_bytes = latest.received_bytes;
+    std::memcpy(stats, &filled, std::min<std::uint64_t>(filled.struct_size, sizeof filled));
+  });
+}
+
+int32_t ringspan_attention_plan(const ringspan_attention* attention, ringspan_plan** plan) {
+  return guard([&] {
+    require(plan, "plan") = nullptr;
+    *plan = new ringspan_plan{require(attention, "attention").attention.plan(), {}, {}};
+  });
+}
+
+int32_t ringspan_attention_trace(ringspan_attention* attention, const char** json) {
+  return guard([&] {
+    require(json, "json") = nullptr;
+    require(attention, "attention").trace = attention->attention.trace_json();
+    *json = attention->trace.c_str();
+  });
+}
+
+}  // extern "C"

@@ -1,0 +1,176 @@
+// Every way to misuse the C API has a status and a text; nothing is thrown or crashes.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <string>
+#include <thread>
+
+#include "ringspan/ringspan_c.h"
+
+namespace {
+
+ringspan_problem make_problem(int ranks = 1) {
+  ringspan_problem problem;
+  std::memset(&problem, 0, sizeof problem);
+  problem.struct_size = sizeof problem;
+  problem.tokens_q = problem.tokens_k = 8;
+  problem.heads = 2;
+  problem.head_dim = 4;
+  problem.ranks = ranks;
+  return problem;
+}
+
+void expect_error(std::int32_t status, std::int32_t expected, const std::string& text) {
+  EXPECT_EQ(status, expected);
+  EXPECT_NE(std::string(ringspan_last_error()).find(text), std::string::npos) << ringspan_last_error();
+}
+
+TEST(CErrors, OfProblems) {
+  ringspan_plan* plan = nullptr;
+  const auto refused = [&](const ringspan_problem& problem, std::int32_t status, const std::string& text) {
+    expect_error(ringspan_plan_create(&problem, nullptr, 0, &plan), status, text);
+    EXPECT_EQ(plan, nullptr);
+  };
+  ringspan_problem problem = make_problem();
+  expect_error(ringspan_plan_create(nullptr, nullptr, 0, &plan), RINGSPAN_INVALID_ARGUMENT, "problem is null");
+  expect_error(ringspan_plan_create(&problem, nullptr, 0, nullptr), RINGSPAN_INVALID_ARGUMENT, "plan is null");
+  expect_error(ringspan_plan_create(&problem, nullptr, 1, &plan), RINGSPAN_INVALID_ARGUMENT, "rank (1) must be in [0, 1)");
+  problem.struct_size = 0;
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "problem.struct_size (0) must be the size of the struct");
+  problem = make_problem();
+  problem.pattern = "casual";
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "casual");
+  problem = make_problem();
+  problem.sharding_k = "diagonal";
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "diagonal");
+  problem = make_problem();
+  problem.dtype = 3;
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "dtype (3) must be RINGSPAN_FLOAT32");
+  problem = make_problem();
+  problem.cu_seqlens_q_count = 3;
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "cu_seqlens_q is null, but 3 entries are announced");
+  problem = make_problem();
+  problem.kv_heads = 3;
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "kv_heads");
+}
+
+TEST(CErrors, OfOptions) {
+  const ringspan_problem problem = make_problem();
+  ringspan_options options;
+  std::memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  ringspan_plan* plan = nullptr;
+  options.strategy = "teleport";
+  expect_error(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_INVALID_ARGUMENT, "teleport");
+  options.strategy = nullptr;
+  options.memory_budget = 1;
+  expect_error(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_OUT_OF_BUDGET, "memory_budget (1 bytes)");
+  options.memory_budget = 0;
+  options.threads = -1;
+  expect_error(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_INVALID_ARGUMENT, "threads (-1)");
+}
+
+TEST(CErrors, OfHandlesAndOutputs) {
+  int32_t number = 0;
+  int64_t bytes = 0;
+  const char* text = nullptr;
+  const ringspan_problem problem = make_problem();
+  uint64_t rows = 0;
+  expect_error(ringspan_comm_rank(nullptr, &number), RINGSPAN_INVALID_ARGUMENT, "comm is null");
+  expect_error(ringspan_plan_arena_bytes(nullptr, 0, &bytes), RINGSPAN_INVALID_ARGUMENT, "plan is null");
+  expect_error(ringspan_plan_text(nullptr, &text), RINGSPAN_INVALID_ARGUMENT, "plan is null");
+  expect_error(ringspan_attention_forward(nullptr, nullptr), RINGSPAN_INVALID_ARGUMENT, "tensors is null");
+  expect_error(ringspan_comm_create(nullptr, nullptr), RINGSPAN_INVALID_ARGUMENT, "comm is null");
+  ringspan_comm* comm = nullptr;
+  expect_error(ringspan_comm_create(nullptr, &comm), RINGSPAN_INVALID_ARGUMENT, "callbacks is null");
+  expect_error(ringspan_comm_create_threads(0, &comm), RINGSPAN_INVALID_ARGUMENT, "ranks (0)");
+  expect_error(ringspan_shard_positions(&problem, 2, 0, nullptr, 0, &rows), RINGSPAN_INVALID_ARGUMENT, "side (2)");
+  expect_error(ringspan_shard_positions(&problem, 0, 1, nullptr, 0, &rows), RINGSPAN_INVALID_ARGUMENT, "rank (1) must be in [0, 1)");
+  ringspan_plan_destroy(nullptr);
+  ringspan_comm_destroy(nullptr);
+  ringspan_attention_destroy(nullptr);
+}
+
+TEST(CErrors, OfPlansWithoutBackward) {
+  const ringspan_problem problem = make_problem();
+  ringspan_options options;
+  std::memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.forward_only = 1;
+  ringspan_plan* plan = nullptr;
+  ASSERT_EQ(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_OK) << ringspan_last_error();
+  EXPECT_STREQ(ringspan_last_error(), "");
+  uint64_t count = 0;
+  expect_error(ringspan_plan_memory(plan, RINGSPAN_BACKWARD, nullptr, 0, &count), RINGSPAN_INVALID_ARGUMENT, "no backward pass");
+  expect_error(ringspan_plan_memory(plan, 2, nullptr, 0, &count), RINGSPAN_INVALID_ARGUMENT, "pass (2)");
+  ringspan_peer_traffic traffic;
+  expect_error(ringspan_plan_traffic(plan, RINGSPAN_FORWARD, &traffic, 0), RINGSPAN_INVALID_ARGUMENT, "capacity (0)");
+  ringspan_plan_destroy(plan);
+}
+
+TEST(CErrors, OfArenasAndStructsAtExecution) {
+  const ringspan_problem problem = make_problem();
+  ringspan_plan* plan = nullptr;
+  ASSERT_EQ(ringspan_plan_create(&problem, nullptr, 0, &plan), RINGSPAN_OK);
+  ringspan_comm* comm = nullptr;
+  ASSERT_EQ(ringspan_comm_create_threads(1, &comm), RINGSPAN_OK);
+  ringspan_attention* attention = nullptr;
+  alignas(64) std::byte memory[64];
+  expect_error(ringspan_attention_create_with_plan(plan, comm, nullptr, nullptr, 64, &attention), RINGSPAN_INVALID_ARGUMENT,
+               "arena is null, but arena_bytes is 64");
+  expect_error(ringspan_attention_create_with_plan(plan, comm, nullptr, memory, 64, &attention), RINGSPAN_INVALID_ARGUMENT,
+               "arena has 64 bytes, but the plan needs");
+  ringspan_execute_options execute = {sizeof execute, -1.0, 0, 0};
+  expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
+               "deadline (-1 s) must be positive");
+  ASSERT_EQ(ringspan_attention_create_with_plan(plan, comm, nullptr, nullptr, 0, &attention), RINGSPAN_OK);
+  ringspan_forward_tensors tensors;
+  std::memset(&tensors, 0, sizeof tensors);
+  expect_error(ringspan_attention_forward(attention, &tensors), RINGSPAN_INVALID_ARGUMENT, "tensors.struct_size (0)");
+  tensors.struct_size = sizeof tensors;
+  expect_error(ringspan_attention_forward(attention, &tensors), RINGSPAN_INVALID_ARGUMENT, "q.data is null");
+  ringspan_pass_stats stats = {};
+  expect_error(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &stats), RINGSPAN_INVALID_ARGUMENT, "stats.struct_size (0)");
+  // An older header's struct, without its last members, is fine.
+  stats.struct_size = 16;
+  stats.received_bytes = -7;
+  EXPECT_EQ(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &stats), RINGSPAN_OK);
+  EXPECT_EQ(stats.received_bytes, -7);
+  ringspan_attention_destroy(attention);
+  ringspan_comm_destroy(comm);
+  ringspan_plan_destroy(plan);
+}
+
+// A rank whose arguments cannot even be read tells the others.
+TEST(CErrors, OfOneRankReachAll) {
+  ringspan_comm* comms[2];
+  ASSERT_EQ(ringspan_comm_create_threads(2, comms), RINGSPAN_OK);
+  const auto body = [&](int rank) {
+    ringspan_problem problem = make_problem(2);
+    if (rank == 1) problem.pattern = "causal & widow:1,1";
+    ringspan_attention* attention = nullptr;
+    expect_error(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_INVALID_ARGUMENT, "widow");
+    problem.pattern = "causal";
+    EXPECT_EQ(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_OK) << ringspan_last_error();
+    ringspan_attention_destroy(attention);
+    ringspan_comm_destroy(comms[rank]);
+  };
+  std::thread other(body, 1);
+  body(0);
+  other.join();
+}
+
+// An abort reaches a peer that waits.
+TEST(CErrors, OfAnAbort) {
+  ringspan_comm* comms[2];
+  ASSERT_EQ(ringspan_comm_create_threads(2, comms), RINGSPAN_OK);
+  std::thread other([&] { EXPECT_EQ(ringspan_comm_abort(comms[1], "out of ink"), RINGSPAN_OK); });
+  const ringspan_problem problem = make_problem(2);
+  ringspan_attention* attention = nullptr;
+  expect_error(ringspan_attention_create(&problem, nullptr, comms[0], nullptr, &attention), RINGSPAN_PEER_FAILURE, "out of ink");
+  other.join();
+  ringspan_comm_destroy(comms[0]);
+  ringspan_comm_destroy(comms[1]);
+}
+
+}  // namespace
