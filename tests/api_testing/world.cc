@@ -260,6 +260,7 @@ std::string judge(const Case& test, const Whole& whole, const Outputs& outputs) 
   inputs.dropped = [&p](std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, int state) {
     return kernels::is_dropped(p.seed, p.dropout, b, h, i, j, state);
   };
+  inputs.rounded_o = p.dtype != DType::float32 && !test.options.keep_o_float32;
   const bool backward = test.options.backward;
   const oracle::Result exact = oracle::dense(p, inputs, oracle::Arithmetic::exact, backward);
   const oracle::Result naive = oracle::dense(p, inputs, oracle::Arithmetic::naive, backward);
