@@ -26,8 +26,8 @@ struct Progression {
 
 enum class ShardingKind : std::uint8_t { contiguous, zigzag, striped, block_striped, explicit_lists };
 
-// contiguous     rank r holds [r n / p, (r + 1) n / p), the first n mod p ranks one position more
-// zigzag         2p contiguous chunks; rank r holds chunks r and 2p - 1 - r
+// contiguous     p chunks of n / p positions, the first n mod p one larger; rank r holds chunk r
+// zigzag         2p such chunks; rank r holds chunks r and 2p - 1 - r
 // striped        rank r holds r, r + p, r + 2p, ...
 // block_striped  blocks of `block` positions dealt round robin
 // explicit_lists lists[r], disjoint and covering [0, n); positions of a shard are stored in ascending order

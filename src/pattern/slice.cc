@@ -12,7 +12,6 @@ namespace ringspan {
 namespace {
 
 using internal::ceil_div;
-using internal::floor_div;
 using internal::floor_mod;
 
 // One form per set of positions: the stride of at most one position says nothing.
