@@ -39,6 +39,9 @@ struct Inputs {
   const float* sinks = nullptr;         // (heads), with Problem::sinks
   const float* alibi_slopes = nullptr;  // slope of (b, h): alibi_slopes[b * alibi_batch_stride + h], with Problem::alibi
   std::int64_t alibi_batch_stride = 0;
+  // The computation that is judged took delta = rowsum(do . o) from an o stored in 16 bits (PlanOptions::keep_o_float32 off):
+  // only the error bounds of the gradients depend on it.
+  bool rounded_o = false;
   // True where the pair is dropped; only called when Problem::dropout > 0.
   std::function<bool(std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j, int state)> dropped;
 };

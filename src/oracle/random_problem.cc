@@ -169,7 +169,8 @@ void draw_options(RandomSource& random, RandomCase& drawn) {
   options.keep_o_float32 = random.chance(0.7);
   options.backward = random.chance(0.85);
   // Detached merge weights leave the gradient of a sink undefined.
-  if (drawn.problem.sinks && states(drawn.problem) > 1) options.backward = false;
+  const auto& dilated = drawn.problem.pattern.dilated;
+  if (drawn.problem.sinks && dilated && dilated->dialect == Dialect::torchscale) options.backward = false;
   drawn.fake_device = random.chance(0.15);
 }
 

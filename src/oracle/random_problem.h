@@ -29,7 +29,7 @@ RandomCase draw_case(std::uint64_t seed, std::uint64_t index);
 
 // Bound of the oracle's work: sum over heads and queries of the keys in reach, times (head_dim + head_dim_v).
 std::int64_t work_of(const Problem& problem);
-inline constexpr std::int64_t kMaxRandomWork = 30'000'000;
+inline constexpr std::int64_t kMaxRandomWork = 150'000'000;
 
 // How often each value of each choice was drawn.
 class Tally {

@@ -208,7 +208,7 @@ void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<con
     terms += static_cast<double>(visible[s].keys.size());
   }
   const double score = std::abs(static_cast<double>(scale_)) * q_norms.two * k_two + farthest_;
-  slack = 4.0 + std::sqrt(terms) + 2.0 * score;
+  slack = 4.0 + std::sqrt(terms) + 4.0 * score;
   const double scale = static_cast<double>(output_scale_);
   o_floor = scale * v_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares) + kFloat32 * slack * total) +
             smallest_step(problem_.dtype);
@@ -218,16 +218,21 @@ void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<con
 // dq = sum ds k: one rounding of every p (dp - delta) to the dtype; float32: also of the sums inside dp and delta.
 template <typename Policy>
 void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<const Visible> visible) {
-  double k_max = 0, squares = 0, total = 0;
+  delta_error =
+      inputs_.rounded_o ? unit_roundoff(problem_.dtype) * do_norms.two * norms_of(o.data(), problem_.head_dim_v).two : 0.0;
+  double k_max = 0, squares = 0, total = 0, probability = 0;
   for (std::size_t s = 0; s < states.size(); ++s) {
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       const std::size_t key = visible[s].keys[x];
       k_max = std::max(k_max, block.k_norms[key].max);
       squares += states[s].ds_size[x] * states[s].ds_size[x];
       total += pair_size(block, s, x, key);
+      probability += static_cast<double>(states[s].p[x]);
     }
   }
-  dq_floor = k_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares) + kFloat32 * slack * total) +
+  // An error of delta is the same for all keys of the row, so that it does not average out.
+  const double through_delta = std::abs(static_cast<double>(scale_)) * delta_error * probability;
+  dq_floor = k_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares) + kFloat32 * slack * total + through_delta) +
              smallest_step(problem_.dtype);
 }
 
@@ -242,7 +247,9 @@ double RowEngine<Policy>::pair_size(const KeyBlock<Real>& block, std::size_t s, 
 template <typename Policy>
 void RowEngine<Policy>::add_key_bounds(const KeyBlock<Real>& block, std::size_t s, std::size_t x, std::size_t key,
                                        ColumnBound& dk, ColumnBound& dv) const {
-  dk.add(states[s].ds_size[x] * q_norms.max, pair_size(block, s, x, key) * q_norms.max, slack);
+  const double through_delta = std::abs(static_cast<double>(scale_)) * static_cast<double>(states[s].p[x]) * delta_error;
+  dk.add((states[s].ds_size[x] + through_delta / unit_roundoff(problem_.dtype)) * q_norms.max,
+         pair_size(block, s, x, key) * q_norms.max, slack);
   const double size = static_cast<double>(states[s].dropped_p[x]) * states[s].d_out_norms.max;
   dv.add(size, size, slack);
 }

@@ -175,7 +175,8 @@ class RowEngine {
   std::vector<State> states;
   Norms q_norms, do_norms;
   double o_floor = 0, lse_floor = 0, dq_floor = 0, dsink_size = 0;
-  double slack = 0;  // relative error to be expected of a float32 probability, in units of 2^-24
+  double delta_error = 0;  // of delta, from an o that was rounded
+  double slack = 0;        // relative error to be expected of a float32 probability, in units of 2^-24
 
  private:
   void load(const RowCoordinates& row);
