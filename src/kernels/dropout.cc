@@ -43,12 +43,13 @@ bool DropoutRow::is_dropped(std::int64_t i, std::int64_t j) const {
   return block_of(i, j, key_)[static_cast<std::size_t>(j & 3)] < threshold_;
 }
 
-void DropoutRow::factors(std::int64_t i, std::int64_t first, std::int64_t step, std::int64_t count, float keep, float* factors) const {
+void DropoutRow::factors(std::int64_t i, std::int64_t first, std::int64_t step, std::int64_t count, float keep, float* factors,
+                         std::int64_t stride) const {
   Block block{};
   for (std::int64_t c = 0; c < count; ++c) {
     const std::int64_t j = first + c * step;
     if (c == 0 || (j >> 2) != ((j - step) >> 2)) block = block_of(i, j, key_);
-    factors[c] = block[static_cast<std::size_t>(j & 3)] < threshold_ ? 0.0F : keep;
+    factors[c * stride] = block[static_cast<std::size_t>(j & 3)] < threshold_ ? 0.0F : keep;
   }
 }
 

@@ -2,29 +2,72 @@
 #include <string>
 
 #include "kernels/attend.h"
+#include "kernels/attend_tiled.h"
 #include "kernels/reference.h"
+#include "kernels/tile.h"
 #include "ringspan/error.h"
 
 namespace ringspan::kernels {
 namespace {
 
-template <DType kType>
-bool supports_reference(const AttendShape& shape) {
-  return reference_supports(shape, kType);
+bool machine_has_portable() { return true; }
+#if defined(__x86_64__)
+bool machine_has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
 }
+bool machine_has_avx512() {
+  return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
+         __builtin_cpu_supports("avx512vl") && machine_has_avx2();
+}
+#endif
+
+// A tiled kernel of one storage type on one instruction set.
+template <DType kType, const TileOps& kOps, bool (*kMachineHas)()>
+struct Tiled {
+  static bool supports(const AttendShape& shape) { return reference_supports(shape, kType) && kMachineHas(); }
+  static std::int64_t forward_bytes(const AttendShape& shape) { return attend_tiled_scratch_bytes(kOps, shape); }
+  static std::int64_t backward_bytes(const AttendShape& shape) { return attend_backward_tiled_scratch_bytes(kOps, shape); }
+  static void forward(const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
+    attend_tiled(kOps, params, tasks, context);
+  }
+  static void backward(const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
+    attend_backward_tiled(kOps, params, tasks, context);
+  }
+};
+
+template <DType kType>
+struct Reference {
+  static bool supports(const AttendShape& shape) { return reference_supports(shape, kType); }
+  static std::int64_t forward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
+  static std::int64_t backward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
+  static constexpr auto forward = attend_reference<kType>;
+  static constexpr auto backward = attend_backward_reference<kType>;
+};
+
+// Named like the implementations of kernels.inc.
+#if defined(__x86_64__)
+template <DType kType>
+using avx512 = Tiled<kType, kTileAvx512, machine_has_avx512>;
+template <DType kType>
+using avx2 = Tiled<kType, kTileAvx2, machine_has_avx2>;
+#endif
+template <DType kType>
+using portable = Tiled<kType, kTilePortable, machine_has_portable>;
+template <DType kType>
+using reference = Reference<kType>;
 
 constexpr AttendKernel kAttendKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                                  \
-  {"attend_" #short_name "_" #implementation, supports_##implementation<DType::dtype>, implementation##_scratch_bytes, \
-   attend_##implementation<DType::dtype>},
+#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                        \
+  {"attend_" #short_name "_" #implementation, implementation<DType::dtype>::supports,            \
+   implementation<DType::dtype>::forward_bytes, implementation<DType::dtype>::forward},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };
 
 constexpr AttendKernel kAttendBackwardKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                                           \
-  {"attend_backward_" #short_name "_" #implementation, supports_##implementation<DType::dtype>,                     \
-   implementation##_scratch_bytes, attend_backward_##implementation<DType::dtype>},
+#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                        \
+  {"attend_backward_" #short_name "_" #implementation, implementation<DType::dtype>::supports,   \
+   implementation<DType::dtype>::backward_bytes, implementation<DType::dtype>::backward},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };

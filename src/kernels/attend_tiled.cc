@@ -1,0 +1,282 @@
+#include "kernels/attend_tiled.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+
+#include "base/check.h"
+#include "kernels/carver.h"
+#include "kernels/dropout.h"
+#include "kernels/progress.h"
+#include "kernels/score.h"
+#include "kernels/task_view.h"
+
+namespace ringspan::kernels {
+namespace {
+
+constexpr std::int64_t kScoreStride = kKeyTile + kScorePad;
+constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;  // of keys and values of one run of key tiles
+constexpr int kMaxRunTiles = 16;
+// Ranges of query positions per thread where units alone do not fill the threads, and the fewest positions of one.
+constexpr std::int64_t kItemsPerThread = 4;
+constexpr std::int64_t kMinSplit = 2 * kQueryTile;
+
+// Scratch of one thread.
+struct ForwardScratch {
+  int run_tiles;  // key tiles packed at a time
+  std::int64_t k_tile, v_tile, q_stride, acc_stride;
+  float *k, *v, *q, *acc, *scores, *factors, *m, *l;
+  std::int64_t* distance;
+  std::int32_t *index, *begin, *end, *tile_begin, *tile_end;
+
+  ForwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
+    Carver carver(base);
+    q_stride = round_up(shape.head_dim, 16);
+    acc_stride = round_up(shape.head_dim_v, ops.width);
+    k_tile = round_up(kKeyTile, ops.width) * shape.head_dim;
+    v_tile = kKeyTile * acc_stride;
+    const std::int64_t tile_bytes = (k_tile + v_tile) * static_cast<std::int64_t>(sizeof(float));
+    run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / tile_bytes, 1, kMaxRunTiles));
+    k = carver.take<float>(run_tiles * k_tile);
+    v = carver.take<float>(run_tiles * v_tile);
+    q = carver.take<float>(kQueryTile * q_stride);
+    acc = carver.take<float>(kQueryTile * acc_stride);
+    scores = carver.take<float>(kQueryTile * kScoreStride);
+    factors = shape.dropout ? carver.take<float>(kQueryTile * kScoreStride) : nullptr;
+    m = carver.take<float>(kQueryTile);
+    l = carver.take<float>(kQueryTile);
+    distance = carver.take<std::int64_t>(kQueryTile);
+    for (std::int32_t** list : {&index, &begin, &end, &tile_begin, &tile_end}) *list = carver.take<std::int32_t>(kQueryTile);
+    if (bytes != nullptr) *bytes = carver.bytes();
+  }
+};
+
+struct Positions {
+  std::int64_t first, last;
+};
+
+// Everything one thread does for one unit, for queries in a range of positions.
+class UnitForward {
+ public:
+  UnitForward(const TileOps& ops, const AttendParams& params, const ForwardScratch& scratch, Progress& progress, Unit unit,
+              Positions positions)
+      : ops_(ops), params_(params), s_(scratch), progress_(progress), unit_(unit), positions_(positions) {
+    tile_.head_dim = params.shape.head_dim;
+    tile_.head_dim_v = params.shape.head_dim_v;
+    tile_.q = s_.q, tile_.q_stride = s_.q_stride;
+    tile_.begin = s_.tile_begin, tile_.end = s_.tile_end;
+    tile_.m = s_.m, tile_.l = s_.l, tile_.acc = s_.acc, tile_.acc_stride = s_.acc_stride;
+    tile_.scores = s_.scores, tile_.score_stride = kScoreStride;
+    tile_.softcap = params.shape.softcap ? params.softcap : 0.0F;
+    tile_.slope = params.shape.alibi ? &slope_ : nullptr;
+    tile_.distance = s_.distance;
+    tile_.factors = s_.factors;
+  }
+
+  void run(const AttendTask& task) {
+    const IndexRange heads = heads_of_unit(task, unit_, params_.shape.group);
+    if (heads.empty()) return;
+    const IndexRange rows = indices_between(task.q_first, task.q_step, task.q_count, positions_.first, positions_.last);
+    if (rows.empty()) return;
+    const std::int64_t first = task.q_first + rows.begin * task.q_step, last = task.q_first + (rows.end - 1) * task.q_step;
+    const IndexRange keys = indices_between(task.k_first, task.k_step, task.k_count, first + task.lo, last + task.hi);
+    // Tiles begin at multiples of their size, counted from the task's first key, whatever part of it is seen.
+    for (std::int64_t begin = keys.begin / kKeyTile * kKeyTile; begin < keys.end; begin += s_.run_tiles * kKeyTile) {
+      const IndexRange run{begin, std::min(begin + s_.run_tiles * kKeyTile, keys.end)};
+      IndexRange seeing = rows_of_keys(task, run, first, last);
+      if (seeing.empty()) continue;
+      pack(task, run);
+      for (std::int64_t t = heads.begin; t < heads.end; ++t) run_head(task, t, seeing, run);
+    }
+  }
+
+ private:
+  std::int64_t batch(const AttendTask& task) const { return unit_.batch - task.batch_first; }
+
+  void pack(const AttendTask& task, IndexRange run) {
+    const int dtype = static_cast<int>(params_.shape.dtype);
+    const std::int64_t element = size_of(params_.shape.dtype);
+    const std::int64_t kv = kv_index(task, unit_.kv_head);
+    const auto key_row = [&](const KeyRows& rows, std::int64_t c) -> const std::byte* {
+      return static_cast<const std::byte*>(rows.data) +
+             element * (batch(task) * rows.batch_stride + kv * rows.head_stride + c * rows.row_stride);
+    };
+    const Packed wanted{key_row(task.k, run.begin), key_row(task.v, run.begin), task.k.row_stride, task.v.row_stride, run.size()};
+    if (wanted == packed_) return;
+    packed_ = wanted;
+    for (std::int64_t c = run.begin, n = 0; c < run.end; c += kKeyTile, ++n) {
+      const int keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
+      ops_.pack_columns[dtype](s_.k + n * s_.k_tile, {key_row(task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim}, 1.0F);
+      v_finite_[n] = ops_.pack_panels[dtype](s_.v + n * s_.v_tile,
+                                             {key_row(task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v}, 1.0F);
+    }
+  }
+
+  void run_head(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange run) {
+    const std::int64_t head = task.head_first + t * task.head_step;
+    slope_ = alibi_slope(params_, unit_.batch, head);
+    for (std::int64_t row = rows.begin; row < rows.end; row += kQueryTile) {
+      tile_.rows = gather(task, {row, std::min(row + kQueryTile, rows.end)}, run);
+      if (tile_.rows == 0) continue;
+      load(task, t, row);
+      for (std::int64_t c = run.begin; c < run.end; c += kKeyTile) {
+        if (!clip(run, c)) continue;
+        if (params_.shape.alibi) set_distances(task, row, c);
+        if (params_.shape.dropout) set_factors(task, head, row, c);
+        ops_.attend(tile_);
+        progress_.tick();
+      }
+      store(task, t, row);
+    }
+  }
+
+  // The rows that see a key of the run, and which (relative to the run); the others are not touched.
+  int gather(const AttendTask& task, IndexRange rows, IndexRange run) {
+    int count = 0;
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      const IndexRange keys = keys_of_row(task, row);
+      const std::int64_t begin = std::max(keys.begin, run.begin), end = std::min(keys.end, run.end);
+      if (begin >= end) continue;
+      s_.index[count] = static_cast<std::int32_t>(row - rows.begin);
+      s_.begin[count] = static_cast<std::int32_t>(begin - run.begin);
+      s_.end[count] = static_cast<std::int32_t>(end - run.begin);
+      ++count;
+    }
+    return count;
+  }
+
+  // Sets the tile to the keys from c on; false where no row sees one.
+  bool clip(IndexRange run, std::int64_t c) {
+    const auto first = static_cast<std::int32_t>(c - run.begin);
+    tile_.keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
+    if (s_.begin[tile_.rows - 1] >= first + tile_.keys && s_.begin[0] >= first + tile_.keys) return false;
+    bool seen = false;
+    for (int r = 0; r < tile_.rows; ++r) {
+      s_.tile_begin[r] = std::clamp(s_.begin[r] - first, 0, tile_.keys);
+      s_.tile_end[r] = std::clamp(s_.end[r] - first, 0, tile_.keys);
+      seen = seen || s_.tile_begin[r] < s_.tile_end[r];
+    }
+    const std::int64_t n = first / kKeyTile;
+    tile_.k = s_.k + n * s_.k_tile;
+    tile_.v = s_.v + n * s_.v_tile;
+    tile_.v_finite = v_finite_[n];
+    return seen;
+  }
+
+  std::int64_t position(const AttendTask& task, std::int64_t row, int r) const {
+    return task.q_first + (row + s_.index[r]) * task.q_step;
+  }
+
+  void set_distances(const AttendTask& task, std::int64_t row, std::int64_t c) {
+    tile_.distance_step = task.k_step;
+    for (int r = 0; r < tile_.rows; ++r) s_.distance[r] = task.k_first + c * task.k_step - position(task, row, r) - task.diagonal;
+  }
+
+  void set_factors(const AttendTask& task, std::int64_t head, std::int64_t row, std::int64_t c) {
+    const DropoutRow dropout(params_.seed, params_.dropout, unit_.batch, head, task.state);
+    const float keep = dropout_keep(params_);
+    for (int r = 0; r < tile_.rows; ++r) {
+      const std::int64_t first = c + s_.tile_begin[r];
+      dropout.factors(position(task, row, r), task.k_first + first * task.k_step, task.k_step, s_.tile_end[r] - s_.tile_begin[r], keep,
+                      s_.factors + r * kScoreStride + s_.tile_begin[r], 1);
+    }
+  }
+
+  void load(const AttendTask& task, std::int64_t t, std::int64_t row) {
+    const std::int64_t b = batch(task);
+    const auto* q = static_cast<const std::byte*>(task.q.data) +
+                    size_of(params_.shape.dtype) * (b * task.q.batch_stride + t * task.q.head_stride + row * task.q.row_stride);
+    ops_.pack_rows[static_cast<int>(params_.shape.dtype)](
+        s_.q, s_.q_stride, {q, task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim}, params_.scale);
+    const int width = params_.shape.head_dim_v;
+    for (int r = 0; r < tile_.rows; ++r) {
+      s_.m[r] = *row_of<const float>(task.m, b, t, row + s_.index[r]);
+      s_.l[r] = *row_of<const float>(task.l, b, t, row + s_.index[r]);
+      const float* acc = row_of<const float>(task.acc, b, t, row + s_.index[r]);
+      float* copy = s_.acc + r * s_.acc_stride;
+      for (int e = 0; e < width; ++e) copy[e] = acc[e] + 0.0F;  // never -0: see tile.h
+      for (std::int64_t e = width; e < s_.acc_stride; ++e) copy[e] = 0.0F;
+    }
+  }
+
+  void store(const AttendTask& task, std::int64_t t, std::int64_t row) {
+    const std::int64_t b = batch(task);
+    const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
+    for (int r = 0; r < tile_.rows; ++r) {
+      *row_of<float>(task.m, b, t, row + s_.index[r]) = s_.m[r];
+      *row_of<float>(task.l, b, t, row + s_.index[r]) = s_.l[r];
+      std::memcpy(row_of<float>(task.acc, b, t, row + s_.index[r]), s_.acc + r * s_.acc_stride, bytes);
+    }
+  }
+
+  // What is packed now.
+  struct Packed {
+    const std::byte *k = nullptr, *v = nullptr;
+    std::int64_t k_stride = 0, v_stride = 0, count = 0;
+    bool operator==(const Packed&) const = default;
+  };
+
+  const TileOps& ops_;
+  const AttendParams& params_;
+  const ForwardScratch& s_;
+  Progress& progress_;
+  Unit unit_;
+  Positions positions_;
+  ForwardTile tile_{};
+  Packed packed_;
+  bool v_finite_[kMaxRunTiles] = {};
+  float slope_ = 0.0F;
+};
+
+// The positions of all queries, cut into `count` ranges.
+class Split {
+ public:
+  Split(std::span<const AttendTask> tasks, std::int64_t units, int threads) {
+    first_ = std::numeric_limits<std::int64_t>::max();
+    std::int64_t last = std::numeric_limits<std::int64_t>::min();
+    for (const AttendTask& task : tasks) {
+      if (task.q_count <= 0) continue;
+      first_ = std::min(first_, task.q_first);
+      last = std::max(last, task.q_first + (task.q_count - 1) * task.q_step);
+    }
+    if (last < first_) return;
+    const std::int64_t wanted = threads == 1 || units <= 0 ? 1 : ceil_div(kItemsPerThread * threads, units);
+    count_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, (last - first_ + 1) / kMinSplit));
+    size_ = ceil_div(last - first_ + 1, count_);
+  }
+  std::int64_t count() const { return count_; }
+  // Later positions first: under a causal mask they are the long ones.
+  Positions at(std::int64_t index) const {
+    const std::int64_t begin = first_ + (count_ - 1 - index) * size_;
+    return {begin, begin + size_ - 1};
+  }
+
+ private:
+  std::int64_t first_ = 0, size_ = 0, count_ = 1;
+};
+
+}  // namespace
+
+std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape) {
+  std::int64_t bytes = 0;
+  const ForwardScratch layout(ops, shape, nullptr, &bytes);
+  return bytes * shape.threads;
+}
+
+void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
+  RINGSPAN_CHECK(context.pool.size() <= params.shape.threads);
+  const Units units(tasks, params.shape.group);
+  const Split split(tasks, units.count(), context.pool.size());
+  const std::int64_t scratch_bytes = attend_tiled_scratch_bytes(ops, params.shape) / params.shape.threads;
+  context.pool.parallel_for(
+      units.count() * split.count(),
+      [&](std::int64_t item, int thread) {
+        const ForwardScratch scratch(ops, params.shape, context.scratch + thread * scratch_bytes, nullptr);
+        Progress progress(context, thread);
+        UnitForward forward(ops, params, scratch, progress, units.at(item / split.count()), split.at(item % split.count()));
+        for (const AttendTask& task : tasks) forward.run(task);
+      },
+      context.progress);
+}
+
+}  // namespace ringspan::kernels

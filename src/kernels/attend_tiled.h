@@ -1,0 +1,25 @@
+// The tiled kernels: drivers that walk tasks and cut them into tiles, over the TileOps of one instruction set.
+//
+// Forward: for each unit, task and run of key tiles (packed once, for all query heads of the group and for the next task if it
+// reads the same keys), the query tiles that see them; states are read and written once per run. Where units are fewer than
+// threads, also by ranges of query positions. Backward: key tiles outside, query tiles inside; dk and dv gather in scratch.
+//
+// Cost: flops of the visible pairs, rounded up to register tiles at the edges of the band; scratch independent of the number
+// of rows: at most 2 MiB per thread forward, 3 MiB backward.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/attend.h"
+#include "kernels/tile.h"
+
+namespace ringspan::kernels {
+
+std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);
+void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context);
+
+std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);
+void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context);
+
+}  // namespace ringspan::kernels

@@ -1,0 +1,79 @@
+// AVX2, FMA and F16C.
+#if defined(__x86_64__)
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/tile.h"
+
+namespace ringspan::kernels {
+namespace {
+
+struct Isa {
+  using Reg = __m256;
+  static constexpr int kWidth = 8;
+  static constexpr int kVectors = 2;
+
+  static Reg zero() { return _mm256_setzero_ps(); }
+  static Reg set1(float x) { return _mm256_set1_ps(x); }
+  static Reg load(const float* p) { return _mm256_loadu_ps(p); }
+  static void store(float* p, Reg x) { _mm256_storeu_ps(p, x); }
+  static __m256i first(int n) { return _mm256_cmpgt_epi32(_mm256_set1_epi32(n), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7)); }
+  static Reg load_partial(const float* p, int n) { return _mm256_maskload_ps(p, first(n)); }
+  static void store_partial(float* p, Reg x, int n) { _mm256_maskstore_ps(p, first(n), x); }
+  static Reg load_bf16(const std::uint16_t* p) {
+    const __m128i bits = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(bits), 16));
+  }
+  static Reg load_f16(const std::uint16_t* p) { return _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))); }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm256_fmadd_ps(a, b, c); }
+  static Reg max(Reg a, Reg b) { return _mm256_max_ps(a, b); }
+  static Reg round(Reg x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Reg ldexp(Reg x, Reg n) {  // in two steps, so that results below 2^-126 are right
+    const __m256i whole = _mm256_cvtps_epi32(n);
+    const __m256i half = _mm256_srai_epi32(whole, 1);
+    const __m256i bias = _mm256_set1_epi32(127);
+    const __m256i a = _mm256_slli_epi32(_mm256_add_epi32(half, bias), 23);
+    const __m256i b = _mm256_slli_epi32(_mm256_add_epi32(_mm256_sub_epi32(whole, half), bias), 23);
+    return _mm256_mul_ps(_mm256_mul_ps(x, _mm256_castsi256_ps(a)), _mm256_castsi256_ps(b));
+  }
+  static float reduce_add(Reg x) {
+    __m128 s = _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_add_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_add_ss(s, _mm_movehdup_ps(s)));
+  }
+  static float reduce_max(Reg x) {
+    __m128 s = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    s = _mm_max_ps(s, _mm_movehl_ps(s, s));
+    return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
+  }
+  static void transpose(Reg (&t)[8]) {
+    Reg pairs[8], quads[8];
+    for (int i = 0; i < 8; i += 2) {
+      pairs[i] = _mm256_unpacklo_ps(t[i], t[i + 1]);
+      pairs[i + 1] = _mm256_unpackhi_ps(t[i], t[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+      quads[i] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0x44);
+      quads[i + 1] = _mm256_shuffle_ps(pairs[i], pairs[i + 2], 0xee);
+      quads[i + 2] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0x44);
+      quads[i + 3] = _mm256_shuffle_ps(pairs[i + 1], pairs[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; ++i) {
+      t[i] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
+      t[i + 4] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace ringspan::kernels
+
+#include "kernels/tile_generic.h"
+#include "kernels/tile_generic_backward.h"
+
+namespace ringspan::kernels {
+const TileOps kTileAvx2 = make_tile_ops();
+}
+#endif
