@@ -216,6 +216,67 @@ TEST(Mission, SixteenBitErrorDoesNotGrowWithRanks) {
   }
 }
 
+// The prototypes called .view() on what was not contiguous, or copied it. Here rows lie apart, heads first, NaN between them.
+TEST(Mission, StridedInputsAndOutputs) {
+  const Case test = make("dilated:16x1,32x2,64x4 & causal", Strategy::ring, 3, 90, "zigzag");
+  run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
+    constexpr std::int64_t kHeads = 4;
+    constexpr std::int64_t kDim = 16;
+    constexpr std::int64_t kRow = 2 * kDim + 3;
+    forward_and_backward(attention, tensors);
+    const ForwardTensors dense = tensors.forward();
+    const BackwardTensors gradients = tensors.backward();
+    const std::int64_t rows = tensors.shard_q.rows;
+    const auto apart = [&](const Tensor& tensor, std::vector<float>& memory) {
+      memory.assign(static_cast<std::size_t>(kHeads * rows * kRow), NAN);
+      const Tensor strided{memory.data(), kHeads * rows * kRow, kRow, rows * kRow};
+      for (std::int64_t h = 0; h < kHeads; ++h) {
+        for (std::int64_t i = 0; i < rows; ++i) {
+          std::memcpy(memory.data() + h * rows * kRow + i * kRow,
+                      static_cast<const float*>(tensor.data) + i * tensor.token_stride + h * tensor.head_stride, kDim * 4);
+        }
+      }
+      return strided;
+    };
+    const auto input = [&](const ConstTensor& tensor, std::vector<float>& memory) {
+      return apart({const_cast<void*>(tensor.data), tensor.batch_stride, tensor.token_stride, tensor.head_stride}, memory);
+    };
+    const auto expect_equal = [&](const Tensor& strided, const Tensor& expected) {
+      for (std::int64_t h = 0; h < kHeads; ++h) {
+        for (std::int64_t i = 0; i < rows; ++i) {
+          ASSERT_EQ(std::memcmp(static_cast<const float*>(strided.data) + i * strided.token_stride + h * strided.head_stride,
+                                static_cast<const float*>(expected.data) + i * expected.token_stride + h * expected.head_stride,
+                                kDim * 4),
+                    0);
+        }
+      }
+    };
+    std::vector<float> q, k, v, o, d_out, dq, dk, dv;
+    ForwardTensors forward = dense;
+    forward.q = input(dense.q, q);
+    forward.k = input(dense.k, k);
+    forward.v = input(dense.v, v);
+    forward.o = apart(dense.o, o);
+    std::fill(o.begin(), o.end(), NAN);
+    attention.forward(forward);
+    expect_equal(forward.o, dense.o);
+    BackwardTensors backward = gradients;
+    backward.q = forward.q;
+    backward.k = forward.k;
+    backward.v = forward.v;
+    backward.o = forward.o;
+    backward.d_out = input(gradients.d_out, d_out);
+    backward.dq = apart(gradients.dq, dq);
+    backward.dk = apart(gradients.dk, dk);
+    backward.dv = apart(gradients.dv, dv);
+    for (auto* memory : {&dq, &dk, &dv}) std::fill(memory->begin(), memory->end(), NAN);
+    attention.backward(backward);
+    expect_equal(backward.dq, gradients.dq);
+    expect_equal(backward.dk, gradients.dk);
+    expect_equal(backward.dv, gradients.dv);
+  });
+}
+
 // p ranks on one device or one process: the same plan, the same bits, over threads, processes and a fake asynchronous device.
 TEST(Mission, SimulationOfManyRanksHasTheSameBits) {
   Case test = make("dilated:16x1,32x2,64x4 & causal", Strategy::exchange, 4, 90);
