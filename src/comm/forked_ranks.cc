@@ -79,7 +79,7 @@ void write_record(int fd, const ErrorText& error) {
   Record record;
   record.code = static_cast<std::int32_t>(error.code);
   record.length = static_cast<std::uint32_t>(std::min(error.text.size(), sizeof record.text));
-  std::memcpy(record.text, error.text.data(), record.length);
+  error.text.copy(record.text, record.length);
   const auto* bytes = reinterpret_cast<const char*>(&record);
   std::size_t rest = sizeof record - sizeof record.text + record.length;
   while (rest > 0) {

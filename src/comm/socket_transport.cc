@@ -300,7 +300,7 @@ void SocketTransport::send_control(Link& to, ControlFrame::Kind kind, std::strin
   frame.source = rank();
   frame.kind = kind;
   frame.length = static_cast<std::uint32_t>(std::min(text.size(), sizeof frame.text));
-  std::memcpy(frame.text, text.data(), frame.length);
+  text.copy(frame.text, frame.length);
   to.control_out_at = 0;
   to.control_out_end = frame.bytes();
   flush_control(to);

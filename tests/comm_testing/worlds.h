@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "comm/c_adapter.h"
+#include "comm_testing/decorators.h"
 #include "ringspan/transports.h"
 
 namespace ringspan::comm_testing {
@@ -80,6 +81,22 @@ class CallbackRanks final : public World {
     for (auto& inner : make_thread_world(ranks)) world.push_back(make_communicator(export_communicator(std::move(inner))));
     return run_on_threads(std::move(world), body);
   }
+};
+
+// Threads, with completions that are late and in random order.
+class HostileRanks final : public World {
+ public:
+  explicit HostileRanks(std::uint64_t seed) : seed_(seed) {}
+  std::string name() const override { return "hostile"; }
+  std::vector<std::string> run(int ranks, const RankBody& body) const override {
+    return run_on_threads(make_thread_world(ranks), [&](Communicator& comm) {
+      HostileCommunicator hostile(comm, seed_ + static_cast<std::uint64_t>(comm.rank()));
+      body(hostile);
+    });
+  }
+
+ private:
+  std::uint64_t seed_;
 };
 
 }  // namespace ringspan::comm_testing
