@@ -164,19 +164,4 @@ std::vector<Box> BoxSet::boxes() const {
   return sorted;
 }
 
-std::vector<Box> unite(std::span<const std::vector<Box>> lists, std::span<const Progression> pieces) {
-  std::vector<Box> united;
-  for (const Progression& piece : pieces) {
-    BoxSet set;
-    for (const auto& list : lists) {
-      for (const Box& box : list) {
-        if (piece.contains(box.positions.first)) set.add(box);
-      }
-    }
-    const std::vector<Box> boxes = set.boxes();
-    united.insert(united.end(), boxes.begin(), boxes.end());
-  }
-  return united;
-}
-
 }  // namespace ringspan::internal

@@ -38,7 +38,4 @@ class BoxSet {
   std::int64_t excess_ = 0;
 };
 
-// The union of lists of boxes that each lie in one of `pieces` (the parts of a shard); disjoint, piece by piece.
-std::vector<Box> unite(std::span<const std::vector<Box>> lists, std::span<const Progression> pieces);
-
 }  // namespace ringspan::internal

@@ -120,29 +120,5 @@ TEST(BoxSet, TakesNothing) {
   EXPECT_TRUE(set.contains({}));
 }
 
-// Boxes lie in the pieces of a shard; the union is disjoint, piece by piece, and has every row.
-TEST(Unite, IsDisjointAndComplete) {
-  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
-    Random random(seed);
-    const std::vector<Progression> pieces{{0, 3, 8}, {1, 3, 8}, {30, 1, 10}};
-    std::vector<std::vector<Box>> lists(static_cast<std::size_t>(random.draw(1, 4)));
-    std::vector<Box> all;
-    for (auto& list : lists) {
-      BoxSet set;
-      for (std::int64_t count = random.draw(0, 4); count > 0; --count) {
-        Box box = random.box();
-        const Progression& piece = pieces[static_cast<std::size_t>(random.draw(0, 2))];
-        box.positions = ringspan::intersect(piece, random.progression(12, 3, 12));
-        set.add(box);
-      }
-      list = set.boxes();
-      all.insert(all.end(), list.begin(), list.end());
-    }
-    const std::vector<Box> united = unite(lists, pieces);
-    ASSERT_TRUE(is_disjoint(united)) << "seed " << seed;
-    ASSERT_EQ(as_set(united), as_set(all)) << "seed " << seed;
-  }
-}
-
 }  // namespace
 }  // namespace ringspan::internal

@@ -9,6 +9,7 @@
 
 #include "plan/builder.h"
 #include "plan/reads.h"
+#include "plan/route.h"
 #include "plan/strategy.h"
 
 namespace ringspan::internal {
@@ -22,10 +23,18 @@ struct Setting {
   int states = 1;
 
   int ranks() const { return problem->ranks; }
+  // Found when first asked for, then shared by all ranks, passes and bucket sizes.
+  const RingRoutes& ring_routes() const {
+    if (ring_routes_ == nullptr) ring_routes_ = std::make_shared<const RingRoutes>(*problem, shards_q, shards_k);
+    return *ring_routes_;
+  }
   // 16-bit training keeps o in float32.
   bool keeps_o_float32() const {
     return problem->dtype != DType::float32 && options.backward && options.keep_o_float32;
   }
+
+ private:
+  mutable std::shared_ptr<const RingRoutes> ring_routes_;
 };
 
 class PassBuilder {

@@ -2,58 +2,77 @@
 // (exchange, pass-Q) or relayed round the ring. Results return straight to the owner, which moves no more rows than a
 // travelling sum would: that one carries the union of what the ranks so far have read, this one only what each has.
 //
-// With p ranks, hop h = 1 .. p - 1 of bucket b is received in stage s = b (p - 1) + h - 1, computed in s + 1, its result
-// returned in s + 2 and taken in before s + 3. Two slots per direction suffice: a slot is received into every other stage.
+// A bucket is the next bucket_rows rows of what moves, not of the owner's shard: a rank that reads every 64th row of a chunk
+// gets them in one message. With p ranks, hop h = 1 .. p - 1 of bucket b is received in stage s = b (p - 1) + h - 1, computed
+// in s + 1, its result returned in s + 2 and taken in before s + 3. Two slots per direction suffice: a slot is received into
+// every other stage.
 #include <algorithm>
 #include <array>
 
 #include "base/check.h"
 #include "plan/pass.h"
+#include "plan/route.h"
 
 namespace ringspan::internal {
 namespace {
 
-constexpr int kDirections = 2;  // up (to rank + 1) and down
-int sign(int direction) { return direction == 0 ? 1 : -1; }
+using Buckets = std::vector<std::vector<Box>>;
+const std::vector<Box> kNoBoxes;
+
+// What this rank does at one hop of one direction, bucket by bucket.
+struct Hop {
+  int from = 0;    // the neighbour that brings `incoming` ...
+  int source = 0;  // ... whose rows these are
+  int to = 0;      // who gets `outgoing` ...
+  int reader = 0;  // ... and who, at this hop, reads this rank's own rows
+  Buckets incoming;
+  Buckets outgoing;
+  Buckets mine;    // of incoming: what this rank reads
+  Buckets theirs;  // of own rows: what the reader reads, and returns results for
+
+  static const std::vector<Box>& at(const Buckets& buckets, std::int64_t bucket) {
+    return bucket < static_cast<std::int64_t>(buckets.size()) ? buckets[static_cast<std::size_t>(bucket)] : kNoBoxes;
+  }
+};
 
 class Stream {
  public:
   Stream(PassBuilder& pass, bool key_side, bool relay)
-      : pass_(pass), builder_(pass.builder()), key_side_(key_side), relay_(relay), ranks_(pass.problem().ranks) {}
+      : pass_(pass),
+        builder_(pass.builder()),
+        key_side_(key_side),
+        returns_(!key_side || pass.is_backward()),
+        relay_(relay),
+        ranks_(pass.problem().ranks),
+        directions_(relay ? kDirections : 1) {}
 
   void write();
 
  private:
-  // How one chunk travels: what each hop carries, and which readers it serves in that direction.
-  struct Route {
-    std::array<std::vector<std::vector<Box>>, kDirections> hops;
-    std::vector<int> direction;  // by distance upwards, 1 .. p - 1
-  };
-
   int at(int distance) const { return ((pass_.rank() + distance) % ranks_ + ranks_) % ranks_; }
-  Rows chunk(int owner, std::int64_t bucket) const;
-  const std::vector<Box>& reads(int reader, int owner, std::int64_t bucket);
-  Route direct(int owner, std::int64_t bucket);
-  Route relayed(int owner, std::int64_t bucket);
-  void make_routes(std::int64_t bucket);
+  std::vector<Box> reads(int reader, int owner);
+  Buckets cut(std::span<const Box> boxes) const;
+  void make_direct();
+  void make_relayed();
   void hop(std::int64_t bucket, int direction, int h);
-  void send_on(std::int64_t stage, int direction, int h);
-  void visit(std::int64_t stage, int direction, int source, std::int64_t bucket, std::vector<Entry> incoming);
+  void send_on(std::int64_t stage, std::int64_t bucket, int direction, int h);
+  void visit(std::int64_t stage, int direction, int source, const std::vector<Box>& mine, std::vector<Entry> incoming);
   void visit_of_keys(std::int64_t stage, int direction, int source, const std::vector<Box>& mine,
                      const std::vector<Entry>& incoming);
   void visit_of_queries(std::int64_t stage, int direction, int source, const std::vector<Box>& mine,
                         std::vector<Entry> incoming);
-  void take_results(std::int64_t stage, int direction, int h, std::int64_t bucket);
+  void take_results(std::int64_t stage, std::int64_t bucket, int direction, const Hop& hop);
+  std::int64_t last_stage() const;
   RegionId lazy(RegionId& region, const char* name, Component component);
 
   PassBuilder& pass_;
   ProgramBuilder& builder_;
   bool key_side_;
+  bool returns_;  // results go back to the owner
   bool relay_;
   int ranks_;
-  std::vector<Route> routes_;                  // of the present bucket, by owner
-  std::vector<std::vector<Box>> reads_;        // of the present bucket, reader x owner
-  std::vector<bool> reads_known_;
+  int directions_;
+  std::array<std::vector<Hop>, kDirections> hops_;        // by hop - 1
   std::array<std::vector<Entry>, kDirections> previous_;  // what the latest hop brought
   std::array<std::int32_t, kDirections> previous_bundle_{-1, -1};
   RegionId slots_[kDirections][2] = {{-1, -1}, {-1, -1}};
@@ -68,110 +87,84 @@ RegionId Stream::lazy(RegionId& region, const char* name, Component component) {
   return region;
 }
 
-// Rows [bucket * size, (bucket + 1) * size) of the owner's shard.
-Rows Stream::chunk(int owner, std::int64_t bucket) const {
+// Rows of `owner` that travel to `reader`.
+std::vector<Box> Stream::reads(int reader, int owner) {
   const Setting& setting = pass_.setting();
-  const Shard& shard = (key_side_ ? setting.shards_k : setting.shards_q)[static_cast<std::size_t>(owner)];
-  const std::int64_t begin = bucket * setting.bucket_rows;
-  const std::int64_t end = begin + setting.bucket_rows;
-  Rows rows;
-  for (std::size_t i = 0; i < shard.pieces.size(); ++i) {
-    const Progression& piece = shard.pieces[i];
-    const std::int64_t from = std::max(begin - shard.offsets[i], std::int64_t{0});
-    const std::int64_t to = std::min(end - shard.offsets[i], piece.count);
-    if (from < to) rows.pieces.push_back({piece.at(from), piece.stride, to - from});
-  }
-  return rows;
+  const auto& queries = setting.shards_q[static_cast<std::size_t>(key_side_ ? reader : owner)].pieces;
+  const auto& keys = setting.shards_k[static_cast<std::size_t>(key_side_ ? owner : reader)].pieces;
+  Reads found = key_side_ ? keys_read(pass_.problem(), {queries}, pass_.all_heads(), {keys})
+                          : queries_reading(pass_.problem(), {queries}, pass_.all_heads(), {keys});
+  if (reader == pass_.rank()) builder_.program().excess_rows += found.excess_rows;
+  return std::move(found.boxes);
 }
 
-const std::vector<Box>& Stream::reads(int reader, int owner, std::int64_t bucket) {
-  const auto index = static_cast<std::size_t>(reader * ranks_ + owner);
-  if (!reads_known_[index]) {
-    const Setting& setting = pass_.setting();
-    const auto& others = key_side_ ? setting.shards_q : setting.shards_k;
-    const Rows other{others[static_cast<std::size_t>(reader)].pieces};
-    const Rows travelling = chunk(owner, bucket);
-    Reads found = key_side_ ? keys_read(pass_.problem(), other, pass_.all_heads(), travelling)
-                            : queries_reading(pass_.problem(), travelling, pass_.all_heads(), other);
-    if (reader == pass_.rank() && owner != reader) builder_.program().excess_rows += found.excess_rows;
-    reads_[index] = std::move(found.boxes);
-    reads_known_[index] = true;
-  }
-  return reads_[index];
+Buckets Stream::cut(std::span<const Box> boxes) const {
+  const Problem& problem = pass_.problem();
+  return internal::cut(boxes, pass_.setting().bucket_rows * problem.batch * (key_side_ ? problem.kv_heads : problem.heads));
 }
 
-Stream::Route Stream::direct(int owner, std::int64_t bucket) {
-  Route route;
-  route.direction.assign(static_cast<std::size_t>(ranks_), 0);
-  route.hops[0].resize(static_cast<std::size_t>(ranks_ - 1));
-  // Only the pairs that this rank is part of are evaluated.
+// Hop h is the exchange with the ranks h above and below.
+void Stream::make_direct() {
   for (int h = 1; h < ranks_; ++h) {
-    const int reader = (owner + h) % ranks_;
-    if (owner == pass_.rank() || reader == pass_.rank()) route.hops[0][static_cast<std::size_t>(h - 1)] = reads(reader, owner, bucket);
+    Hop hop;
+    hop.from = hop.source = at(-h);
+    hop.to = hop.reader = at(h);
+    hop.incoming = hop.mine = cut(reads(pass_.rank(), hop.source));
+    hop.outgoing = cut(reads(hop.reader, pass_.rank()));
+    if (returns_) hop.theirs = hop.outgoing;
+    hops_[0].push_back(std::move(hop));
   }
-  return route;
 }
 
-// Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows.
-Stream::Route Stream::relayed(int owner, std::int64_t bucket) {
-  const std::vector<Progression> pieces = chunk(owner, bucket).pieces;
-  Route best;
-  std::int64_t best_rows = -1;
-  for (int way = 0; way < 3; ++way) {
-    Route route;
-    route.direction.assign(static_cast<std::size_t>(ranks_), 0);
-    for (int distance = 1; distance < ranks_; ++distance) {
-      route.direction[static_cast<std::size_t>(distance)] = way == 2 ? (2 * distance > ranks_ ? 1 : 0) : way;
-    }
-    std::int64_t rows = 0;
-    for (int direction = 0; direction < kDirections; ++direction) {
-      auto& hops = route.hops[static_cast<std::size_t>(direction)];
-      for (int h = ranks_ - 1; h >= 1; --h) {
-        const int distance = direction == 0 ? h : ranks_ - h;
-        std::vector<std::vector<Box>> lists;
-        if (!hops.empty()) lists.push_back(hops.front());
-        if (route.direction[static_cast<std::size_t>(distance)] == direction) {
-          lists.push_back(reads((owner + distance) % ranks_, owner, bucket));
-        }
-        std::vector<Box> carried;
-        if (lists.size() == 1 || (lists.size() == 2 && lists[0] == lists[1])) {
-          carried = lists[0];
-        } else {
-          carried = unite(lists, pieces);
-        }
-        rows += row_count(carried);
-        if (!carried.empty() || !hops.empty()) hops.insert(hops.begin(), std::move(carried));
+// The buckets of a direction are cut from what its first hop carries; later hops carry a part of each.
+void Stream::make_relayed() {
+  RINGSPAN_CHECK(key_side_);
+  const RingRoutes& routes = pass_.setting().ring_routes();
+  const auto parts = [](const std::vector<Box>& boxes, const Buckets& buckets, const std::vector<Box>& all) {
+    if (boxes == all) return buckets;
+    Buckets parts_of(boxes.empty() ? 0 : buckets.size());
+    for (std::size_t b = 0; b < parts_of.size(); ++b) parts_of[b] = common(boxes, buckets[b]);
+    return parts_of;
+  };
+  const Route& own = routes.of(pass_.rank());
+  for (int direction = 0; direction < kDirections; ++direction) {
+    const std::vector<Box>& own_rows = own.carried(direction, 1);
+    const Buckets own_buckets = cut(own_rows);
+    Buckets onward = own_buckets;  // what goes out at the next hop
+    for (int h = 1; h < ranks_; ++h) {
+      Hop hop;
+      hop.from = at(-sign(direction));
+      hop.to = at(sign(direction));
+      hop.source = at(-sign(direction) * h);
+      hop.reader = at(sign(direction) * h);
+      hop.outgoing = std::move(onward);
+      const Route& route = routes.of(hop.source);
+      const std::vector<Box>& all = route.carried(direction, 1);
+      const std::vector<Box>& carried = route.carried(direction, h);
+      onward.clear();
+      if (!carried.empty()) {
+        const Buckets buckets = cut(all);
+        hop.incoming = parts(carried, buckets, all);
+        if (h + 1 < ranks_) onward = parts(route.carried(direction, h + 1), buckets, all);
+        if (route.serves(direction, h)) hop.mine = parts(reads(pass_.rank(), hop.source), buckets, all);
       }
-    }
-    if (best_rows < 0 || rows < best_rows) {
-      best_rows = rows;
-      best = std::move(route);
+      if (returns_ && own.serves(direction, h)) hop.theirs = parts(reads(hop.reader, pass_.rank()), own_buckets, own_rows);
+      hops_[static_cast<std::size_t>(direction)].push_back(std::move(hop));
     }
   }
-  return best;
 }
 
-void Stream::make_routes(std::int64_t bucket) {
-  reads_.assign(static_cast<std::size_t>(ranks_ * ranks_), {});
-  reads_known_.assign(reads_.size(), false);
-  routes_.clear();
-  for (int owner = 0; owner < ranks_; ++owner) routes_.push_back(relay_ ? relayed(owner, bucket) : direct(owner, bucket));
-}
-
-// Sends what hop h carries in this direction: own rows (packed), or what the hop before brought (as it lies, where all of it
-// goes on).
-void Stream::send_on(std::int64_t stage, int direction, int h) {
-  const int source = relay_ ? at(-sign(direction) * (h - 1)) : pass_.rank();
-  const auto& hops = routes_[static_cast<std::size_t>(source)].hops[static_cast<std::size_t>(direction)];
-  if (static_cast<std::size_t>(h) > hops.size()) return;
-  const std::vector<Box>& carried = hops[static_cast<std::size_t>(h - 1)];
+// Sends what this hop carries: own rows (packed), or what the hop before brought (as it lies, where all of it goes on).
+void Stream::send_on(std::int64_t stage, std::int64_t bucket, int direction, int h) {
+  const auto d = static_cast<std::size_t>(direction);
+  const Hop& hop = hops_[d][static_cast<std::size_t>(h - 1)];
+  const std::vector<Box>& carried = Hop::at(hop.outgoing, bucket);
   if (carried.empty()) return;
   const std::vector<Part> parts = key_side_ ? pass_.key_inputs() : pass_.query_inputs();
-  const int peer = relay_ ? at(sign(direction)) : at(h);
-  const auto d = static_cast<std::size_t>(direction);
   const bool own = !relay_ || h == 1;
+  const int source = own ? pass_.rank() : hops_[d][static_cast<std::size_t>(h - 2)].source;
   if (!own && builder_.program().bundles[static_cast<std::size_t>(previous_bundle_[d])].boxes == carried) {
-    builder_.send(stage, 0, peer, slots_[direction][(stage + 1) % 2], previous_bundle_[d], source, TransferOp::copy);
+    builder_.send(stage, 0, hop.to, slots_[direction][(stage + 1) % 2], previous_bundle_[d], source, TransferOp::copy);
     return;
   }
   const std::int32_t bundle = builder_.bundle(carried, parts);
@@ -179,33 +172,28 @@ void Stream::send_on(std::int64_t stage, int direction, int h) {
   const RegionId staging = lazy(staging_[direction], direction == 0 ? "staging" : "staging, down", Component::staging);
   const std::vector<Entry>& from = own ? (key_side_ ? pass_.own_k() : pass_.own_q()) : previous_[d];
   pass_.pack(builder_.stage(stage, "send").before, from, bundle, staging);
-  builder_.send(stage, 0, peer, staging, bundle, source, TransferOp::copy);
+  builder_.send(stage, 0, hop.to, staging, bundle, source, TransferOp::copy);
 }
 
 void Stream::hop(std::int64_t bucket, int direction, int h) {
   const std::int64_t stage = bucket * (ranks_ - 1) + h - 1;
-  send_on(stage, direction, h);
-  take_results(stage, direction, h, bucket);
-  const int source = at(-sign(direction) * h);
-  const auto& hops = routes_[static_cast<std::size_t>(source)].hops[static_cast<std::size_t>(direction)];
   const auto d = static_cast<std::size_t>(direction);
+  const Hop& hop = hops_[d][static_cast<std::size_t>(h - 1)];
+  send_on(stage, bucket, direction, h);
+  take_results(stage, bucket, direction, hop);
   previous_[d].clear();
   previous_bundle_[d] = -1;
-  if (static_cast<std::size_t>(h) > hops.size() || hops[static_cast<std::size_t>(h - 1)].empty()) return;
-  const std::int32_t bundle =
-      builder_.bundle(hops[static_cast<std::size_t>(h - 1)], key_side_ ? pass_.key_inputs() : pass_.query_inputs());
-  const RegionId slot =
-      lazy(slots_[direction][stage % 2], direction == 0 ? "slot" : "slot, down", Component::buckets);
-  builder_.receive(stage, 0, relay_ ? at(-sign(direction)) : source, slot, bundle, source, TransferOp::copy);
+  const std::vector<Box>& incoming = Hop::at(hop.incoming, bucket);
+  if (incoming.empty()) return;
+  const std::int32_t bundle = builder_.bundle(incoming, key_side_ ? pass_.key_inputs() : pass_.query_inputs());
+  const RegionId slot = lazy(slots_[direction][stage % 2], direction == 0 ? "slot" : "slot, down", Component::buckets);
+  builder_.receive(stage, 0, hop.from, slot, bundle, hop.source, TransferOp::copy);
   previous_[d] = builder_.place(bundle, slot);
   previous_bundle_[d] = bundle;
-  visit(stage, direction, source, bucket, previous_[d]);
+  visit(stage, direction, hop.source, Hop::at(hop.mine, bucket), previous_[d]);
 }
 
-void Stream::visit(std::int64_t stage, int direction, int source, std::int64_t bucket, std::vector<Entry> incoming) {
-  const auto distance = static_cast<std::size_t>((pass_.rank() - source + ranks_) % ranks_);
-  if (routes_[static_cast<std::size_t>(source)].direction[distance] != direction) return;
-  const std::vector<Box>& mine = reads(pass_.rank(), source, bucket);
+void Stream::visit(std::int64_t stage, int direction, int source, const std::vector<Box>& mine, std::vector<Entry> incoming) {
   if (mine.empty()) return;
   builder_.stage(stage + 1, ("from rank " + std::to_string(source)).c_str());
   if (key_side_) {
@@ -255,9 +243,9 @@ void Stream::visit_of_queries(std::int64_t stage, int direction, int source, con
   if (pass_.problem().replicated_q) pass_.use_replicated(queries);
   std::vector<Launch>& compute = builder_.stage(stage + 1).compute;
   const std::int32_t bundle = builder_.bundle(mine, pass_.query_results(false));
-  const RegionId region = lazy(results_[direction][(stage + 1) % 2],
-                               pass_.is_backward() ? "dq of visitors" : "partial o, lse of visitors",
-                               pass_.is_backward() ? Component::gradients : Component::staging);
+  const RegionId region =
+      lazy(results_[direction][(stage + 1) % 2], pass_.is_backward() ? "dq of visitors" : "partial o, lse of visitors",
+           pass_.is_backward() ? Component::gradients : Component::staging);
   if (pass_.is_backward()) {
     pass_.add_gradients(queries, false, region, compute);
     builder_.attend(compute, true, pass_.attend_items(queries, pass_.own_k(), pass_.all_heads()));
@@ -269,21 +257,28 @@ void Stream::visit_of_queries(std::int64_t stage, int direction, int source, con
   builder_.send(stage + 2, 1, source, region, bundle, source, pass_.is_backward() ? TransferOp::add : TransferOp::merge);
 }
 
-// What the reader at hop h computed from this rank's chunk comes back two stages after the chunk got there.
-void Stream::take_results(std::int64_t stage, int direction, int h, std::int64_t bucket) {
-  if (key_side_ && !pass_.is_backward()) return;
-  const int reader = at(sign(direction) * h);
-  const auto distance = static_cast<std::size_t>(direction == 0 ? h : ranks_ - h);
-  if (routes_[static_cast<std::size_t>(pass_.rank())].direction[distance] != direction) return;
-  const std::vector<Box>& theirs = reads(reader, pass_.rank(), bucket);
+// What the reader at this hop computed from own rows comes back two stages after they got there.
+void Stream::take_results(std::int64_t stage, std::int64_t bucket, int direction, const Hop& hop) {
+  const std::vector<Box>& theirs = Hop::at(hop.theirs, bucket);
   if (theirs.empty()) return;
   const std::vector<Part> parts = key_side_ ? pass_.key_results(false) : pass_.query_results(false);
   const TransferOp op = key_side_ || pass_.is_backward() ? TransferOp::add : TransferOp::merge;
   const std::int32_t bundle = builder_.bundle(theirs, parts);
   const RegionId region = lazy(returned_[direction], "returned", Component::staging);
-  builder_.receive(stage + 2, 1, reader, region, bundle, pass_.rank(), op);
+  builder_.receive(stage + 2, 1, hop.reader, region, bundle, pass_.rank(), op);
   pass_.take_in(builder_.stage(stage + 3, "take in").before, builder_.place(bundle, region), parts, op,
                 key_side_ ? pass_.own_k() : pass_.own_q());
+}
+
+// The same on every rank, whatever it has to do: what follows may be collective. No two neighbouring parts of a cut fit into
+// one bucket, so that there are fewer than twice as many as full ones.
+std::int64_t Stream::last_stage() const {
+  const Setting& setting = pass_.setting();
+  std::int64_t rows = 0;
+  for (const Shard& shard : key_side_ ? setting.shards_k : setting.shards_q) rows = std::max(rows, shard.rows);
+  if (ranks_ == 1 || rows == 0) return 0;
+  const std::int64_t buckets = 2 * ((rows + setting.bucket_rows - 1) / setting.bucket_rows) - 1;
+  return buckets * (ranks_ - 1) + 2;
 }
 
 void Stream::write() {
@@ -291,18 +286,23 @@ void Stream::write() {
   pass_.begin(0);
   builder_.attend(builder_.stage(0, "own rows").compute, pass_.is_backward(),
                   pass_.attend_items(pass_.own_q(), pass_.own_k(), pass_.all_heads()));
-  const Setting& setting = pass_.setting();
-  std::int64_t rows = 0;
-  for (const Shard& shard : key_side_ ? setting.shards_k : setting.shards_q) rows = std::max(rows, shard.rows);
-  const std::int64_t buckets = ranks_ > 1 ? (rows + setting.bucket_rows - 1) / setting.bucket_rows : 0;
-  for (std::int64_t bucket = 0; bucket < buckets; ++bucket) {
-    make_routes(bucket);
-    for (int direction = 0; direction < (relay_ ? kDirections : 1); ++direction) {
+  if (relay_) {
+    make_relayed();
+  } else {
+    make_direct();
+  }
+  std::size_t buckets = 0;
+  for (const std::vector<Hop>& hops : hops_) {
+    for (const Hop& hop : hops) buckets = std::max({buckets, hop.incoming.size(), hop.outgoing.size(), hop.theirs.size()});
+  }
+  for (std::int64_t bucket = 0; bucket < static_cast<std::int64_t>(buckets); ++bucket) {
+    for (int direction = 0; direction < directions_; ++direction) {
       for (int h = 1; h < ranks_; ++h) hop(bucket, direction, h);
     }
   }
-  // The same stage on every rank, whatever it had to do: what follows may be collective.
-  pass_.end(buckets > 0 ? buckets * (ranks_ - 1) + 2 : 0);
+  const std::int64_t last = last_stage();
+  RINGSPAN_CHECK(static_cast<std::int64_t>(buckets) * (ranks_ - 1) + 2 <= last || buckets == 0);
+  pass_.end(last);
 }
 
 }  // namespace

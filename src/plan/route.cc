@@ -1,0 +1,166 @@
+#include "plan/route.h"
+
+#include <algorithm>
+#include <optional>
+#include <utility>
+
+#include "base/check.h"
+
+namespace ringspan::internal {
+namespace {
+
+const std::vector<Box> kNothing;
+
+// What the readers of one owner's rows read, evaluated when asked for.
+class Readers {
+ public:
+  Readers(const Problem& problem, std::span<const Shard> shards_q, const Shard& owned, int owner)
+      : problem_(problem), shards_q_(shards_q), keys_{owned.pieces}, owner_(owner), reads_(shards_q.size()) {
+    for (const Progression& piece : keys_.pieces) rows_ += piece.count * problem.batch * problem.kv_heads;
+  }
+
+  const std::vector<Box>& at(int distance) {
+    std::optional<std::vector<Box>>& reads = reads_[static_cast<std::size_t>(distance)];
+    if (!reads) {
+      const std::size_t reader = (static_cast<std::size_t>(owner_) + static_cast<std::size_t>(distance)) % shards_q_.size();
+      reads = keys_read(problem_, {shards_q_[reader].pieces}, {0, problem_.heads}, keys_).boxes;
+    }
+    return *reads;
+  }
+  const std::vector<Progression>& pieces() const { return keys_.pieces; }
+  std::int64_t rows() const { return rows_; }
+
+ private:
+  const Problem& problem_;
+  std::span<const Shard> shards_q_;
+  Rows keys_;
+  int owner_;
+  std::int64_t rows_ = 0;
+  std::vector<std::optional<std::vector<Box>>> reads_;  // by distance upwards
+};
+
+// The union of what readers read, piece by piece of the owner's shard.
+class Union {
+ public:
+  explicit Union(const std::vector<Progression>& pieces) : pieces_(pieces), sets_(pieces.size()) {}
+
+  void add(std::span<const Box> boxes) {
+    for (const Box& box : boxes) {
+      for (std::size_t i = 0; i < pieces_.size(); ++i) {
+        if (pieces_[i].contains(box.positions.first)) sets_[i].add(box);
+      }
+    }
+  }
+  std::vector<Box> boxes() const {
+    std::vector<Box> all;
+    for (const BoxSet& set : sets_) {
+      const std::vector<Box> boxes = set.boxes();
+      all.insert(all.end(), boxes.begin(), boxes.end());
+    }
+    return all;
+  }
+
+ private:
+  const std::vector<Progression>& pieces_;
+  std::vector<BoxSet> sets_;
+};
+
+// Legs from the last reader back to the owner: a hop carries what the readers from there on read.
+std::vector<Leg> legs_to(Readers& readers, int ranks, int direction, int hops) {
+  std::vector<Leg> legs;
+  Union carried(readers.pieces());
+  std::int64_t rows = 0;
+  for (int hop = hops; hop >= 1 && rows < readers.rows(); --hop) {
+    const std::vector<Box>& reads = readers.at(direction == 0 ? hop : ranks - hop);
+    if (reads.empty() || (!legs.empty() && reads == legs.back().boxes)) continue;
+    carried.add(reads);
+    std::vector<Box> boxes = carried.boxes();
+    const std::int64_t now = row_count(boxes);
+    if (now == rows) continue;
+    rows = now;
+    legs.push_back({hop, std::move(boxes)});
+  }
+  std::reverse(legs.begin(), legs.end());
+  return legs;
+}
+
+std::int64_t rows_moved(std::span<const Leg> legs) {
+  std::int64_t rows = 0;
+  int hop = 0;
+  for (const Leg& leg : legs) {
+    rows += row_count(leg.boxes) * (leg.last_hop - hop);
+    hop = leg.last_hop;
+  }
+  return rows;
+}
+
+}  // namespace
+
+const std::vector<Box>& Route::carried(int direction, int hop) const {
+  for (const Leg& leg : legs_[static_cast<std::size_t>(direction)]) {
+    if (hop <= leg.last_hop) return leg.boxes;
+  }
+  return kNothing;
+}
+
+bool Route::serves(int direction, int hop) const { return hop <= (direction == 0 ? up_ : down_); }
+
+RingRoutes::RingRoutes(const Problem& problem, std::span<const Shard> shards_q, std::span<const Shard> shards_k) {
+  const int ranks = problem.ranks;
+  for (int owner = 0; owner < ranks; ++owner) {
+    Readers readers(problem, shards_q, shards_k[static_cast<std::size_t>(owner)], owner);
+    // Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows.
+    Route best;
+    std::int64_t best_rows = -1;
+    for (const int up : {ranks - 1, 0, ranks / 2}) {
+      Route route;
+      route.up_ = up;
+      route.down_ = ranks - 1 - up;
+      std::int64_t rows = 0;
+      for (int direction = 0; direction < kDirections; ++direction) {
+        auto& legs = route.legs_[static_cast<std::size_t>(direction)];
+        legs = legs_to(readers, ranks, direction, direction == 0 ? route.up_ : route.down_);
+        rows += rows_moved(legs);
+      }
+      if (best_rows >= 0 && rows >= best_rows) continue;
+      best_rows = rows;
+      best = std::move(route);
+    }
+    routes_.push_back(std::move(best));
+  }
+}
+
+std::vector<std::vector<Box>> cut(std::span<const Box> boxes, std::int64_t rows) {
+  std::vector<std::vector<Box>> parts;
+  std::int64_t left = 0;
+  for (const Box& box : boxes) {
+    const std::int64_t per_position = box.batch_count * box.heads.count;
+    RINGSPAN_CHECK(per_position <= rows);
+    for (std::int64_t done = 0; done < box.positions.count;) {
+      if (left < per_position) {
+        parts.emplace_back();
+        left = rows;
+      }
+      const std::int64_t count = std::min(left / per_position, box.positions.count - done);
+      Box part = box;
+      part.positions = {box.positions.at(done), box.positions.stride, count};
+      parts.back().push_back(part);
+      left -= count * per_position;
+      done += count;
+    }
+  }
+  return parts;
+}
+
+std::vector<Box> common(std::span<const Box> a, std::span<const Box> b) {
+  std::vector<Box> boxes;
+  for (const Box& x : a) {
+    for (const Box& y : b) {
+      const Box both = intersect(x, y);
+      if (!is_empty(both)) boxes.push_back(both);
+    }
+  }
+  return boxes;
+}
+
+}  // namespace ringspan::internal
