@@ -1,0 +1,105 @@
+// ringspan inspect: what is in a safetensors file.
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "qkv_file.h"
+#include "text.h"
+
+namespace ringspan::cli {
+namespace {
+
+struct Documents {
+  std::string name;
+  std::int64_t count = 0;
+  std::int64_t shortest = 0, median = 0, longest = 0, tokens = 0;
+};
+
+// Of a tensor of offsets; nothing where it is not one.
+std::optional<Documents> documents_of(const io::SafetensorsReader& reader, const io::TensorInfo& info) {
+  if (!info.name.starts_with("cu_seqlens") || info.dtype != "I32" || info.shape.size() != 1 || info.shape[0] < 2) return std::nullopt;
+  std::vector<std::int32_t> offsets(static_cast<std::size_t>(info.shape[0]));
+  std::memcpy(offsets.data(), reader.data(info), offsets.size() * sizeof(std::int32_t));
+  std::vector<std::int64_t> lengths;
+  for (std::size_t i = 1; i < offsets.size(); ++i) lengths.push_back(std::int64_t{offsets[i]} - offsets[i - 1]);
+  std::sort(lengths.begin(), lengths.end());
+  return Documents{info.name,       static_cast<std::int64_t>(lengths.size()), lengths.front(), lengths[lengths.size() / 2],
+                   lengths.back(), std::int64_t{offsets.back()} - offsets.front()};
+}
+
+int print_json(const io::SafetensorsReader& reader) {
+  nlohmann::ordered_json json{{"file", reader.path()}, {"metadata", reader.metadata()}};
+  json["tensors"] = nlohmann::ordered_json::array();
+  for (const io::TensorInfo& info : reader.tensors()) {
+    json["tensors"].push_back({{"name", info.name}, {"dtype", info.dtype}, {"shape", info.shape}, {"bytes", info.bytes}});
+    const auto documents = documents_of(reader, info);
+    if (documents) {
+      json["documents"].push_back({{"tensor", documents->name},
+                                   {"count", documents->count},
+                                   {"tokens", documents->tokens},
+                                   {"shortest", documents->shortest},
+                                   {"median", documents->median},
+                                   {"longest", documents->longest}});
+    }
+  }
+  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  return kOk;
+}
+
+// Control characters of a hostile file must not reach the terminal.
+std::string printable(std::string text) {
+  std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
+  return text;
+}
+
+int print_text(const io::SafetensorsReader& reader) {
+  std::int64_t bytes = 0;
+  std::size_t width = 4;
+  for (const io::TensorInfo& info : reader.tensors()) {
+    bytes += info.bytes;
+    width = std::max(width, std::min<std::size_t>(info.name.size(), 40));
+  }
+  fmt::print("{}: {} tensors, {}\n\n", reader.path(), reader.tensors().size(), bytes_text(static_cast<double>(bytes)));
+  fmt::print("  {:<{}}  {:<6}{:>12}  {}\n", "name", width, "dtype", "size", "shape");
+  for (const io::TensorInfo& info : reader.tensors()) {
+    fmt::print("  {:<{}}  {:<6}{:>12}  ({})\n", printable(info.name), width, info.dtype, bytes_text(static_cast<double>(info.bytes)),
+               fmt::join(info.shape, ", "));
+  }
+  for (const io::TensorInfo& info : reader.tensors()) {
+    const auto documents = documents_of(reader, info);
+    if (!documents) continue;
+    fmt::print("\n{}: {} documents of {} to {} tokens (median {}), {} in all\n", documents->name, count_text(documents->count),
+               count_text(documents->shortest), count_text(documents->longest), count_text(documents->median),
+               count_text(documents->tokens));
+  }
+  if (!reader.metadata().empty()) fmt::print("\nmetadata\n");
+  for (const auto& [key, value] : reader.metadata()) fmt::print("  {}: {}\n", printable(key), printable(value));
+  return kOk;
+}
+
+}  // namespace
+
+Body setup_inspect(CLI::App& app) {
+  struct Options {
+    std::string file;
+    bool json = false;
+  };
+  auto options = std::make_shared<Options>();
+  app.add_option("FILE", options->file, "a safetensors file")->required();
+  app.add_flag("--json", options->json, "print JSON");
+  return [options] {
+    const io::SafetensorsReader reader = open_safetensors(options->file);
+    return options->json ? print_json(reader) : print_text(reader);
+  };
+}
+
+}  // namespace ringspan::cli

@@ -1,0 +1,146 @@
+// ringspan: the command-line program. Finds the command, runs it, turns errors into messages and exit codes.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <exception>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "command.h"
+#include "ringspan/error.h"
+#include "ringspan/version.h"
+#include "suggest.h"
+#include "watch.h"
+
+namespace ringspan::cli {
+namespace {
+
+constexpr Command kCommands[] = {
+    {"run", "attention on the q, k, v of a file, forward and backward, over several ranks", setup_run},
+    {"plan", "what each rank would compute, send and keep; needs no data", setup_plan},
+#ifdef RINGSPAN_HAS_VERIFY
+    {"verify", "check results against a float64 reference, on one problem or on random ones", setup_verify},
+#endif
+    {"bench", "time a problem against one rank, verified first", setup_bench},
+    {"capabilities", "which combinations are implemented", setup_capabilities},
+    {"selftest", "check and time communication between ranks on this machine", setup_selftest},
+    {"inspect", "what is in a safetensors file", setup_inspect},
+};
+
+constexpr const char* kFooter = R"(examples
+  ringspan inspect qkv.safetensors
+  ringspan run --input qkv.safetensors --output out.safetensors --ranks 4 --pattern causal
+  ringspan plan --tokens 1000000 --ranks 64 --pattern "dilated:2048x1,4096x2,8192x4"
+  ringspan verify --random 100 --seed 1
+
+exit codes
+  0 ok    1 verification failed    2 bad arguments    3 not supported    4 out of memory or budget
+  5 communication    6 input or output    7 device    70 internal error    130 interrupted
+
+`ringspan COMMAND --help` explains a command; docs/cli.md has the grammar of patterns.)";
+
+void print_error(const std::string& message) { fmt::print(stderr, "ringspan: error: {}\n", message); }
+
+std::vector<std::string> option_names(const CLI::App& app) {
+  std::vector<std::string> names;
+  for (const CLI::Option* option : app.get_options()) {
+    for (const std::string& name : option->get_lnames()) names.push_back("--" + name);
+  }
+  return names;
+}
+
+// What was typed and is not known; CLI11 gives "The following argument was not expected: a b" only as text.
+std::string unexpected(const CLI::App& app, const CLI::App* command) {
+  std::vector<std::string> rest = command != nullptr ? command->remaining() : app.remaining();
+  if (rest.empty()) rest = app.remaining();
+  const std::string first = rest.empty() ? "" : rest.front();
+  if (command == nullptr) {
+    std::vector<std::string> names;
+    for (const Command& known : kCommands) names.emplace_back(known.name);
+    return fmt::format("unknown {} {}{}", first.starts_with("-") ? "option" : "command", first, did_you_mean(first, names));
+  }
+  if (!first.starts_with("-")) return fmt::format("{}: unexpected argument {}", command->get_name(), first);
+  const std::string name = first.substr(0, first.find('='));
+  return fmt::format("{}: unknown option {}{}", command->get_name(), name, did_you_mean(name, option_names(*command)));
+}
+
+int parse_failure(CLI::App& app, const CLI::ParseError& error) {
+  if (error.get_exit_code() == static_cast<int>(CLI::ExitCodes::Success)) return app.exit(error);  // --help, --version
+  const auto chosen = app.get_subcommands();
+  const CLI::App* command = chosen.empty() ? nullptr : chosen.front();
+  const std::string help = command != nullptr ? fmt::format("ringspan {} --help", command->get_name()) : "ringspan --help";
+  const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
+  print_error(extra ? unexpected(app, command) : std::string(error.what()));
+  fmt::print(stderr, "see `{}`\n", help);
+  return kBadArguments;
+}
+
+int run_guarded(const std::function<int()>& body) {
+  try {
+    return body();
+  } catch (const Interrupted&) {
+    print_error("interrupted");
+    return kInterrupted;
+  } catch (const InvalidArgument& error) {
+    print_error(error.what());
+    return kBadArguments;
+  } catch (const Unsupported& error) {
+    print_error(error.what());
+    return kUnsupported;
+  } catch (const OutOfBudget& error) {
+    print_error(error.what());
+    return kOutOfMemory;
+  } catch (const CommError& error) {
+    print_error(error.what());
+    return kCommunication;
+  } catch (const DeviceError& error) {
+    print_error(error.what());
+    return kDevice;
+  } catch (const Error& error) {  // FileError, and what the system refused
+    print_error(error.what());
+    return is_interrupted() ? kInterrupted : kInputOutput;
+  } catch (const std::bad_alloc&) {
+    print_error("out of memory: use more ranks, --memory, or `run --sequential`");
+    return kOutOfMemory;
+  } catch (const std::exception& error) {
+    print_error(fmt::format("internal error, please report it: {}", error.what()));
+    return kInternal;
+  }
+}
+
+int main_body(int argc, char** argv) {
+  CLI::App app{"ringspan: exact attention over sequences that no single device can hold", "ringspan"};
+  app.set_version_flag("--version", "ringspan " + program_version());
+  app.footer(kFooter);
+  app.get_formatter()->column_width(34);
+  app.require_subcommand(0, 1);
+  std::vector<std::pair<CLI::App*, Body>> bodies;
+  for (const Command& command : kCommands) {
+    CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    bodies.emplace_back(sub, command.setup(*sub));
+  }
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return parse_failure(app, error);
+  }
+  for (const auto& [sub, body] : bodies) {
+    if (sub->parsed()) return body();
+  }
+  fmt::print(stderr, "{}", app.help());
+  return kBadArguments;
+}
+
+}  // namespace
+
+std::string program_version() {
+  return fmt::format("{}.{}.{}", RINGSPAN_VERSION_MAJOR, RINGSPAN_VERSION_MINOR, RINGSPAN_VERSION_PATCH);
+}
+
+}  // namespace ringspan::cli
+
+int main(int argc, char** argv) {
+  return ringspan::cli::run_guarded([&] { return ringspan::cli::main_body(argc, argv); });
+}

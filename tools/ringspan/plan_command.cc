@@ -1,0 +1,62 @@
+// ringspan plan: what each rank would compute, send and keep.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <memory>
+#include <string>
+
+#include "command.h"
+#include "problem_options.h"
+#include "qkv_file.h"
+#include "text.h"
+
+namespace ringspan::cli {
+namespace {
+
+constexpr const char* kFooter = R"(examples
+  memory, traffic and the rejected strategies for LongNet over 1,024 ranks
+    ringspan plan --tokens 1000000000 --ranks 1024 --pattern dilated:2048x1,4096x2,8192x4
+  the shapes of a file, a ring under a budget, as rank 3 sees it
+    ringspan plan --input qkv.safetensors --ranks 8 --rank 3 --pattern causal --strategy ring --memory 2GiB)";
+
+struct PlanCommandOptions {
+  ProblemOptions problem;
+  std::string input, layout;
+  int rank = 0;
+  bool json = false, forward_only = false;
+};
+
+int run(PlanCommandOptions& options) {
+  ProblemOptions& problem = options.problem;
+  if (!options.input.empty()) {
+    if (problem.tokens_given) throw InvalidArgument("--tokens and --input exclude each other: the file has the shapes");
+    QkvFile file(options.input);
+    std::optional<Layout> layout;
+    if (!options.layout.empty()) layout = parse_layout(options.layout);
+    file.describe(problem, layout);
+  } else if (!problem.tokens_given) {
+    throw InvalidArgument("plan needs --tokens N or --input FILE");
+  }
+  problem.plan.backward = !options.forward_only;
+  complete(problem);
+  const Plan plan = make_plan(problem.problem, problem.plan, options.rank);
+  fmt::print("{}\n", options.json ? plan.to_json() : plan.to_string());
+  return kOk;
+}
+
+}  // namespace
+
+Body setup_plan(CLI::App& app) {
+  auto options = std::make_shared<PlanCommandOptions>();
+  app.footer(kFooter);
+  add_integer(app, "--rank", 0, [options](std::int64_t n) { options->rank = static_cast<int>(n); }, "whose plan (default 0)");
+  app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
+  app.add_flag("--json", options->json, "print JSON");
+  app.add_option("--input", options->input, "take shapes, dtype and documents from this file")->type_name("FILE");
+  app.add_option("--layout", options->layout, "of the file: bshd or bhsd")->type_name("LAYOUT")->needs("--input");
+  add_shape_options(app, options->problem);
+  add_problem_options(app, options->problem);
+  return [options] { return run(*options); };
+}
+
+}  // namespace ringspan::cli

@@ -1,0 +1,219 @@
+#include "problem_options.h"
+
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <algorithm>
+#include <limits>
+#include <thread>
+#include <utility>
+
+#include "ringspan/error.h"
+#include "text.h"
+
+namespace ringspan::cli {
+namespace {
+
+constexpr const char* kProblemGroup = "problem";
+constexpr const char* kScoreGroup = "scores";
+constexpr const char* kPlanGroup = "how it is computed";
+
+std::vector<std::int32_t> parse_offsets(const std::string& option, const std::string& text) {
+  std::vector<std::int32_t> offsets;
+  for (const std::int64_t value : parse_integers(option, text)) {
+    if (value < 0 || value > std::numeric_limits<std::int32_t>::max()) {
+      throw InvalidArgument(fmt::format("{}: offset {} ({}) must be in [0, 2147483647]", option, offsets.size(), value));
+    }
+    offsets.push_back(static_cast<std::int32_t>(value));
+  }
+  return offsets;
+}
+
+std::int64_t parse_bucket(const std::string& text) {
+  if (text == "auto") return PlanOptions::kBucketAuto;
+  if (text == "none") return PlanOptions::kBucketNone;
+  std::int64_t rows = 0;
+  try {
+    rows = parse_integer("--bucket", text);
+  } catch (const InvalidArgument&) {
+    rows = 0;
+  }
+  if (rows < 1) throw InvalidArgument(fmt::format("--bucket ({}) must be a number of rows >= 1, none or auto", text));
+  return rows;
+}
+
+CostModel parse_cost(const std::string& text) {
+  double values[3] = {};
+  std::size_t begin = 0;
+  for (int i = 0; i < 3; ++i) {
+    const std::size_t end = std::min(text.find(',', begin), text.size());
+    const bool last = end == text.size();
+    if (last != (i == 2)) throw InvalidArgument(fmt::format("--cost ({}) must be F,B,L: flops/s, bytes/s, nanoseconds per message", text));
+    values[i] = parse_real("--cost", text.substr(begin, end - begin));
+    if (values[i] > 9e18) throw InvalidArgument(fmt::format("--cost ({}) must stay below 9e18", text));
+    begin = end + 1;
+  }
+  return {static_cast<std::int64_t>(values[0]), static_cast<std::int64_t>(values[1]), static_cast<std::int64_t>(values[2])};
+}
+
+// attend_backward_... names a kernel of the backward pass, attend_... one of the forward pass, a suffix one of each.
+void set_kernel(PlanOptions& plan, const std::string& name) {
+  const bool backward = name.starts_with("attend_backward_");
+  if (backward || !name.starts_with("attend_")) plan.attend_backward_kernel = name;
+  if (!backward) plan.attend_kernel = name;
+}
+
+void add_score_options(CLI::App& app, ProblemOptions& options) {
+  Problem& problem = options.problem;
+  const auto real = [&](const char* name, float* target, const char* help) {
+    add_parsed(app, name, "X", help, [name, target](const std::string& text) { *target = static_cast<float>(parse_real(name, text)); })
+        ->group(kScoreGroup);
+  };
+  real("--scale", &problem.scale, "softmax scale (default 1/sqrt(head_dim))");
+  real("--softcap", &problem.softcap, "X * tanh(score / X); 0: off");
+  real("--dropout", &problem.dropout, "probability with which a pair is dropped");
+  add_parsed(app, "--seed", "N", "of dropout", [&problem](const std::string& text) {
+    problem.seed = static_cast<std::uint64_t>(parse_integer("--seed", text));
+  })->group(kScoreGroup);
+}
+
+void add_plan_options(CLI::App& app, ProblemOptions& options) {
+  PlanOptions& plan = options.plan;
+  add_parsed(app, "--strategy", "NAME", "auto, local, all-gather, exchange, ring, pass-q, ulysses (default auto: the cheapest by --cost)",
+             [&plan](const std::string& text) { plan.strategy = parse_strategy(text); })
+      ->group(kPlanGroup);
+  add_integer(app, "--computing-ranks", 1, [&plan](std::int64_t n) { plan.computing_ranks = static_cast<int>(n); },
+              "with --strategy local: how many ranks compute (default 1)")
+      ->group(kPlanGroup);
+  add_parsed(app, "--bucket", "ROWS", "rows that travel at once: a number, none (whole chunks) or auto",
+             [&plan](const std::string& text) { plan.bucket_rows = parse_bucket(text); })
+      ->group(kPlanGroup);
+  add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB",
+             [&plan](const std::string& text) {
+               plan.memory_budget = parse_bytes("--memory", text);
+               if (plan.memory_budget == 0) throw InvalidArgument("--memory (0) must be positive");
+             })
+      ->group(kPlanGroup);
+  add_parsed(app, "--cost", "F,B,L", "for auto: flops/s, bytes/s of a rank, nanoseconds per message (default 1e11,5e9,20000)",
+             [&plan](const std::string& text) { plan.cost = parse_cost(text); })
+      ->group(kPlanGroup);
+  add_integer(app, "--threads", 1,
+              [&options](std::int64_t n) {
+                options.plan.threads = static_cast<int>(n);
+                options.threads_given = true;
+              },
+              "of each rank's kernels (default: cores / ranks)")
+      ->group(kPlanGroup);
+  add_parsed(app, "--kernel", "NAME", "by name, such as reference; may be given for each pass (default: the best for the shape)",
+             [&plan](const std::string& text) { set_kernel(plan, text); })
+      ->group(kPlanGroup);
+}
+
+}  // namespace
+
+CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
+                        std::function<void(const std::string&)> parse) {
+  return app.add_option_function<std::string>(name, std::move(parse), help)->type_name(type);
+}
+
+CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t smallest, std::function<void(std::int64_t)> set,
+                         const std::string& help) {
+  const auto parse = [name, smallest, set = std::move(set)](const std::string& text) {
+    const std::int64_t value = parse_integer(name, text);
+    const std::int64_t largest = std::int64_t{1} << (name.starts_with("--tokens") ? 48 : 30);
+    if (value < smallest || value > largest) {
+      throw InvalidArgument(fmt::format("{} ({}) must be in [{}, {}]", name, value, smallest, largest));
+    }
+    set(value);
+  };
+  return add_parsed(app, name, "N", help, parse);
+}
+
+void add_problem_options(CLI::App& app, ProblemOptions& options) {
+  Problem& problem = options.problem;
+  add_parsed(app, "--pattern", "PATTERN", "who attends to whom, such as causal, window:1023,0 or dilated:2048x1,4096x2 & causal (default full)",
+             [&options](const std::string& text) { options.pattern_text = text; })
+      ->group(kProblemGroup);
+  add_integer(app, "--ranks", 1, [&problem](std::int64_t n) { problem.ranks = static_cast<int>(n); }, "(default 1)")->group(kProblemGroup);
+  add_parsed(app, "--sharding", "SHARDING",
+             "who holds which tokens: contiguous, zigzag, striped, block_striped:SIZE, explicit:... (default contiguous)",
+             [&problem](const std::string& text) { problem.sharding_q = Sharding::parse(text); })
+      ->group(kProblemGroup);
+  add_parsed(app, "--sharding-k", "SHARDING", "of keys and values (default: as --sharding)",
+             [&](const std::string& text) {
+               options.problem.sharding_k = Sharding::parse(text);
+               options.sharding_k_given = true;
+             })
+      ->group(kProblemGroup);
+  app.add_flag("--replicated-q", problem.replicated_q, "every rank holds all queries and gets all outputs")->group(kProblemGroup);
+  add_score_options(app, options);
+  add_plan_options(app, options);
+}
+
+void add_shape_options(CLI::App& app, ProblemOptions& options) {
+  Problem& problem = options.problem;
+  constexpr const char* kGroup = "shape";
+  const auto integer = [&](const char* name, std::int64_t smallest, std::function<void(std::int64_t)> set, const char* help) {
+    add_integer(app, name, smallest, std::move(set), help)->group(kGroup);
+  };
+  integer("--tokens", 0,
+          [&options](std::int64_t n) {
+            options.problem.tokens_q = n;
+            options.tokens_given = true;
+          },
+          "queries of each batch item, over all ranks");
+  integer("--tokens-k", 0,
+          [&options](std::int64_t n) {
+            options.problem.tokens_k = n;
+            options.tokens_k_given = true;
+          },
+          "keys (default: as --tokens)");
+  integer("--batch", 1, [&problem](std::int64_t n) { problem.batch = n; }, "(default 1)");
+  integer("--heads", 1, [&problem](std::int64_t n) { problem.heads = static_cast<int>(n); }, "query heads (default 8)");
+  integer("--kv-heads", 1,
+          [&options](std::int64_t n) {
+            options.problem.kv_heads = static_cast<int>(n);
+            options.kv_heads_given = true;
+          },
+          "key and value heads, a divisor of --heads (default: as --heads)");
+  integer("--head-dim", 1, [&problem](std::int64_t n) { problem.head_dim = static_cast<int>(n); }, "(default 64)");
+  integer("--head-dim-v", 1,
+          [&options](std::int64_t n) {
+            options.problem.head_dim_v = static_cast<int>(n);
+            options.head_dim_v_given = true;
+          },
+          "(default: as --head-dim)");
+  problem.heads = 8;
+  const auto parsed = [&](const char* name, const char* type, const char* help, std::function<void(const std::string&)> parse) {
+    add_parsed(app, name, type, help, std::move(parse))->group(kGroup);
+  };
+  parsed("--dtype", "DTYPE", "float32, bfloat16 or float16 (default float32)",
+         [&problem](const std::string& text) { problem.dtype = parse_dtype(text); });
+  parsed("--cu-seqlens", "OFFSETS", "where documents begin and end: 0,100,250 (with `documents` in the pattern)",
+         [&problem](const std::string& text) { problem.cu_seqlens_q = parse_offsets("--cu-seqlens", text); });
+  parsed("--cu-seqlens-k", "OFFSETS", "of the keys (default: as --cu-seqlens)",
+         [&problem](const std::string& text) { problem.cu_seqlens_k = parse_offsets("--cu-seqlens-k", text); });
+  parsed("--lengths", "LENGTHS", "tokens of each batch item; the rest is padding",
+         [&problem](const std::string& text) { problem.lengths_q = parse_integers("--lengths", text); });
+  parsed("--lengths-k", "LENGTHS", "of the keys (default: as --lengths)",
+         [&problem](const std::string& text) { problem.lengths_k = parse_integers("--lengths-k", text); });
+  app.add_flag("--alibi", problem.alibi, "with ALiBi slopes")->group(kGroup);
+  app.add_flag("--sinks", problem.sinks, "with an attention sink per head")->group(kGroup);
+}
+
+void complete(ProblemOptions& options) {
+  Problem& problem = options.problem;
+  problem.pattern = Pattern::parse(options.pattern_text);
+  if (!options.tokens_k_given) problem.tokens_k = problem.tokens_q;
+  if (!options.kv_heads_given) problem.kv_heads = problem.heads;
+  if (!options.head_dim_v_given) problem.head_dim_v = problem.head_dim;
+  if (!options.sharding_k_given) problem.sharding_k = problem.sharding_q;
+  if (problem.lengths_k.empty() && !problem.lengths_q.empty()) problem.lengths_k = problem.lengths_q;
+  if (!options.threads_given) {
+    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+    options.plan.threads = std::max(1, cores / problem.ranks);
+  }
+  problem.validate();
+}
+
+}  // namespace ringspan::cli

@@ -1,0 +1,191 @@
+#include "qkv_file.h"
+
+#include <fmt/format.h>
+#include <fmt/ranges.h>
+
+#include <array>
+#include <cstring>
+#include <limits>
+#include <utility>
+
+#include "file_error.h"
+
+namespace ringspan::cli {
+namespace {
+
+template <typename... Args>
+[[noreturn]] void fail(const std::string& path, fmt::format_string<Args...> format, Args&&... args) {
+  throw FileError(fmt::format("{}: {}", path, fmt::format(format, std::forward<Args>(args)...)));
+}
+
+constexpr std::array<std::pair<DType, std::string_view>, 3> kDTypes{
+    {{DType::float32, "F32"}, {DType::bfloat16, "BF16"}, {DType::float16, "F16"}}};
+
+std::optional<DType> dtype_of(std::string_view name) {
+  for (const auto& [dtype, file_name] : kDTypes) {
+    if (file_name == name) return dtype;
+  }
+  return std::nullopt;
+}
+
+const io::TensorInfo& required(const io::SafetensorsReader& reader, const std::string& name) {
+  try {
+    return reader.at(name);
+  } catch (const Error& error) {
+    throw FileError(error.what());
+  }
+}
+
+int small(const std::string& path, const char* name, std::int64_t value) {
+  if (value > std::numeric_limits<int>::max()) fail(path, "{} ({}) is too large", name, value);
+  return static_cast<int>(value);
+}
+
+}  // namespace
+
+io::SafetensorsReader open_safetensors(const std::string& path) {
+  try {
+    return io::SafetensorsReader(path);
+  } catch (const Error& error) {
+    throw FileError(error.what());
+  }
+}
+
+std::string_view file_dtype(DType dtype) {
+  for (const auto& [known, file_name] : kDTypes) {
+    if (known == dtype) return file_name;
+  }
+  throw InvalidArgument("unknown dtype");
+}
+
+QkvFile::QkvFile(const std::string& path) : reader_(open_safetensors(path)) {}
+
+GlobalTensor QkvFile::tensor(const io::SafetensorsReader& reader, const std::string& name, bool per_row) const {
+  const io::TensorInfo& info = required(reader, name);
+  const std::string& path = reader.path();
+  const std::size_t dimensions = per_row ? 3 : 4;
+  if (info.shape.size() != dimensions) {
+    fail(path, "{} has shape ({}), expected {} dimensions: {}", name, fmt::join(info.shape, ", "), dimensions,
+         per_row                         ? "(batch, heads, tokens)"
+         : layout_ == Layout::bshd ? "(batch, tokens, heads, head_dim)"
+                                         : "(batch, heads, tokens, head_dim)");
+  }
+  const std::optional<DType> dtype = dtype_of(info.dtype);
+  if (!dtype || (per_row && *dtype != DType::float32)) {
+    fail(path, "{} has dtype {}, expected {}", name, info.dtype, per_row ? "F32" : "F32, BF16 or F16");
+  }
+  const bool heads_first = per_row || layout_ == Layout::bhsd;
+  GlobalTensor tensor;
+  tensor.shape = {info.shape[0],  info.shape[heads_first ? 2 : 1], info.shape[heads_first ? 1 : 2], per_row ? 1 : info.shape[3],
+                  *dtype, heads_first ? Layout::bhsd : Layout::bshd};
+  tensor.data = reader.data(info);
+  tensor.mapped = info.offset % size_of(*dtype) == 0;  // otherwise the reader made an aligned copy
+  return tensor;
+}
+
+std::vector<std::int32_t> QkvFile::offsets(const std::string& name) const {
+  const io::TensorInfo& info = required(reader_, name);
+  if (info.dtype != "I32" || info.shape.size() != 1) {
+    fail(reader_.path(), "{} has dtype {} and shape ({}), expected I32 and one dimension: documents + 1 offsets", name, info.dtype,
+         fmt::join(info.shape, ", "));
+  }
+  std::vector<std::int32_t> values(static_cast<std::size_t>(info.shape[0]));
+  if (!values.empty()) std::memcpy(values.data(), reader_.data(info), values.size() * sizeof(std::int32_t));
+  return values;
+}
+
+void QkvFile::describe(ProblemOptions& options, std::optional<Layout> asked) {
+  const auto said = reader_.metadata().find("layout");
+  const bool metadata_bhsd = said != reader_.metadata().end() && (said->second == "batch,heads,tokens,head_dim" || said->second == "bhsd");
+  layout_ = asked.value_or(metadata_bhsd ? Layout::bhsd : Layout::bshd);
+  inputs_.q = tensor(reader_, "q");
+  inputs_.k = tensor(reader_, "k");
+  inputs_.v = tensor(reader_, "v");
+  const TensorShape& q = inputs_.q.shape;
+  const TensorShape& k = inputs_.k.shape;
+  const TensorShape& v = inputs_.v.shape;
+  const std::string& path = reader_.path();
+  for (const auto& [name, shape] : {std::pair{"k", &k}, std::pair{"v", &v}}) {
+    if (shape->batch != q.batch) fail(path, "{}.batch ({}) must equal q.batch ({})", name, shape->batch, q.batch);
+    if (shape->dtype != q.dtype) fail(path, "{} is {}, but q is {}", name, to_string(shape->dtype), to_string(q.dtype));
+  }
+  if (v.tokens != k.tokens) fail(path, "v.tokens ({}) must equal k.tokens ({})", v.tokens, k.tokens);
+  if (v.heads != k.heads) fail(path, "v.heads ({}) must equal k.heads ({})", v.heads, k.heads);
+  if (k.width != q.width) fail(path, "k.head_dim ({}) must equal q.head_dim ({})", k.width, q.width);
+  Problem& problem = options.problem;
+  problem.batch = q.batch;
+  problem.tokens_q = q.tokens;
+  problem.tokens_k = k.tokens;
+  problem.heads = small(path, "q.heads", q.heads);
+  problem.kv_heads = small(path, "k.heads", k.heads);
+  problem.head_dim = small(path, "q.head_dim", q.width);
+  problem.head_dim_v = small(path, "v.head_dim", v.width);
+  problem.dtype = q.dtype;
+  options.tokens_given = options.tokens_k_given = options.kv_heads_given = options.head_dim_v_given = true;
+  describe_documents(options);
+  describe_heads_vectors(problem);
+  for (const io::TensorInfo& info : reader_.tensors()) {
+    constexpr std::array<std::string_view, 8> kRead{"q", "k", "v", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes"};
+    if (std::find(kRead.begin(), kRead.end(), info.name) == kRead.end()) notes_.push_back(fmt::format("tensor {} is not read", info.name));
+  }
+}
+
+void QkvFile::describe_documents(ProblemOptions& options) {
+  const bool wanted = Pattern::parse(options.pattern_text).documents;
+  const bool both = reader_.find("cu_seqlens") != nullptr;
+  const bool separate = reader_.find("cu_seqlens_q") != nullptr || reader_.find("cu_seqlens_k") != nullptr;
+  if (!wanted) {
+    if (both || separate) notes_.emplace_back("the file has documents (cu_seqlens), but the pattern does not name them: attention crosses them");
+    return;
+  }
+  if (both && separate) fail(reader_.path(), "has cu_seqlens and also cu_seqlens_q or cu_seqlens_k: which one holds is unclear");
+  if (!both && !separate) fail(reader_.path(), "has no tensor cu_seqlens, which `documents` in the pattern needs");
+  if (both) {
+    options.problem.cu_seqlens_q = offsets("cu_seqlens");
+  } else {
+    options.problem.cu_seqlens_q = offsets("cu_seqlens_q");
+    options.problem.cu_seqlens_k = offsets("cu_seqlens_k");
+  }
+}
+
+void QkvFile::describe_heads_vectors(Problem& problem) {
+  const std::string& path = reader_.path();
+  const auto vector = [&](const char* name, bool may_have_batch, std::int64_t* batch_stride) -> const float* {
+    const io::TensorInfo* info = reader_.find(name);
+    if (info == nullptr) return nullptr;
+    const bool flat = info->shape == std::vector<std::int64_t>{problem.heads};
+    const bool batched = may_have_batch && info->shape == std::vector<std::int64_t>{problem.batch, problem.heads};
+    if (info->dtype != "F32" || (!flat && !batched)) {
+      fail(path, "{} has dtype {} and shape ({}), expected F32 and ({}){}", name, info->dtype, fmt::join(info->shape, ", "), problem.heads,
+           may_have_batch ? fmt::format(" or ({}, {})", problem.batch, problem.heads) : "");
+    }
+    if (batched && batch_stride != nullptr) *batch_stride = problem.heads;
+    return reinterpret_cast<const float*>(reader_.data(*info));
+  };
+  inputs_.sinks = vector("sinks", false, nullptr);
+  inputs_.alibi_slopes = vector("alibi_slopes", true, &inputs_.alibi_batch_stride);
+  problem.sinks = inputs_.sinks != nullptr;
+  problem.alibi = inputs_.alibi_slopes != nullptr;
+}
+
+void QkvFile::attach_gradient(const std::string& path, const Problem& problem) {
+  gradient_reader_.emplace(open_safetensors(path));
+  const char* name = gradient_reader_->find("d_out") == nullptr && gradient_reader_->find("do") != nullptr ? "do" : "d_out";
+  inputs_.d_out = tensor(*gradient_reader_, name);
+  const TensorShape expected = OutputShapes(problem, layout_).o;
+  const TensorShape& shape = inputs_.d_out.shape;
+  if (shape.batch != expected.batch || shape.tokens != expected.tokens || shape.heads != expected.heads || shape.width != expected.width) {
+    fail(path, "{} has batch {}, tokens {}, heads {}, head_dim {}; o has {}, {}, {}, {}", name, shape.batch, shape.tokens, shape.heads,
+         shape.width, expected.batch, expected.tokens, expected.heads, expected.width);
+  }
+  if (shape.dtype != expected.dtype) fail(path, "{} is {}, but q is {}", name, to_string(shape.dtype), to_string(expected.dtype));
+  if (gradient_reader_->find("dlse") == nullptr) return;
+  inputs_.dlse = tensor(*gradient_reader_, "dlse", true);
+  const TensorShape& dlse = inputs_.dlse.shape;
+  if (dlse.batch != expected.batch || dlse.tokens != expected.tokens || dlse.heads != expected.heads) {
+    fail(path, "dlse has batch {}, heads {}, tokens {}; lse has {}, {}, {}", dlse.batch, dlse.heads, dlse.tokens, expected.batch,
+         expected.heads, expected.tokens);
+  }
+}
+
+}  // namespace ringspan::cli

@@ -1,0 +1,250 @@
+// ringspan run: attention on the q, k, v of a file.
+#include <fmt/format.h>
+
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "command.h"
+#include "file_error.h"
+#include "io/problem_line.h"
+#include "problem_options.h"
+#include "qkv_file.h"
+#include "report.h"
+#include "sequential.h"
+#include "text.h"
+#include "verification.h"
+#include "watch.h"
+
+namespace ringspan::cli {
+namespace {
+
+constexpr const char* kFooter = R"(The input holds q, k, v as (batch, tokens, heads, head_dim), and may hold cu_seqlens (or cu_seqlens_q and cu_seqlens_k), sinks
+and alibi_slopes. The output holds o and lse, and with --grad dq, dk, dv (and dsinks); it appears when all of it is there.
+
+examples
+  causal attention over 4 ranks, a summary on the terminal
+    ringspan run --input qkv.safetensors --output out.safetensors --ranks 4 --pattern causal --sharding zigzag --strategy ring
+  packed documents, with gradients for a random d_out, checked against float64
+    ringspan run --input packed.safetensors --output out.safetensors --ranks 4 --pattern "causal & documents" --grad random:1 --verify
+  LongNet, one rank after the other in the memory of one
+    ringspan run --input long.safetensors --output out.safetensors --ranks 8 --pattern dilated:2048x1,4096x2 --strategy exchange \
+      --sequential)";
+
+struct RunOptions {
+  ProblemOptions problem;
+  std::string input, output, gradient, layout, json;
+  bool json_wanted = false, verify = false, sequential = false;
+  std::string transport = "threads";
+  int compare = 0;
+  double deadline = 30;
+};
+
+// Results go to the file under its temporary name.
+class FileTarget final : public Target {
+ public:
+  explicit FileTarget(io::SafetensorsWriter& writer) : writer_(writer) {}
+  void write(std::string_view name, std::int64_t offset, const void* data, std::int64_t bytes) override {
+    writer_.write(name, offset, data, bytes);
+  }
+
+ private:
+  io::SafetensorsWriter& writer_;
+};
+
+std::vector<io::TensorSpec> output_tensors(const Problem& problem, Layout layout, bool backward) {
+  const OutputShapes shapes(problem, layout);
+  std::vector<io::TensorSpec> specs;
+  const auto add = [&](const char* name, const TensorShape& s) {
+    specs.push_back({name, std::string(file_dtype(s.dtype)),
+                     s.layout == Layout::bshd ? std::vector{s.batch, s.tokens, s.heads, s.width} : std::vector{s.batch, s.heads, s.tokens, s.width}});
+  };
+  add("o", shapes.o);
+  specs.push_back({"lse", "F32", {problem.batch, problem.heads, problem.tokens_q}});
+  if (!backward) return specs;
+  add("dq", shapes.dq);
+  add("dk", shapes.dk);
+  add("dv", shapes.dv);
+  if (problem.sinks) specs.push_back({"dsinks", "F32", {problem.heads}});
+  return specs;
+}
+
+// What was written so far, mapped.
+Outputs outputs_of(const io::SafetensorsReader& reader) {
+  const auto data = [&](const char* name) -> const std::byte* {
+    const io::TensorInfo* info = reader.find(name);
+    return info == nullptr ? nullptr : reader.data(*info);
+  };
+  return {data("o"), data("lse"), data("dq"), data("dk"), data("dv"), data("dsinks")};
+}
+
+void write_text(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::binary);
+  file << text << '\n';
+  file.close();
+  if (!file) throw FileError(fmt::format("{}: cannot be written", path));
+}
+
+class Run {
+ public:
+  explicit Run(RunOptions& options) : options_(options), file_(options.input) {}
+
+  int run() {
+    prepare();
+    catch_interrupts();
+    std::unique_ptr<io::SafetensorsWriter> writer = make_writer();
+    remove_when_killed(writer->temporary_path());
+    FileTarget target(*writer);
+    RunReport report = execute(target);
+    if (options_.compare > 0) compare(report);
+    if (options_.verify) verify(report, *writer);
+    const bool good = !report.verification || report.verification->passed;
+    throw_if_interrupted();
+    if (good) {
+      finish(*writer);
+      report.output = options_.output;
+    } else {
+      report.notes.push_back("verification failed: no output was written");
+    }
+    remove_when_killed({});
+    print(report);
+    return good ? kOk : kVerificationFailed;
+  }
+
+ private:
+  const Problem& problem() const { return options_.problem.problem; }
+  const PlanOptions& plan_options() const { return options_.problem.plan; }
+
+  void prepare() {
+    const GradientSpec gradient = options_.gradient.empty() ? GradientSpec{} : parse_gradient(options_.gradient);
+    options_.problem.plan.backward = gradient.wanted();
+    std::optional<Layout> layout;
+    if (!options_.layout.empty()) layout = parse_layout(options_.layout);
+    file_.describe(options_.problem, layout);
+    complete(options_.problem);
+    file_.inputs().gradient = gradient;
+    if (gradient.kind == GradientSpec::Kind::file) file_.attach_gradient(gradient.file, problem());
+    std::error_code ignored;
+    if (std::filesystem::equivalent(options_.input, options_.output, ignored)) {
+      throw InvalidArgument(fmt::format("--output ({}) must not be the input", options_.output));
+    }
+  }
+
+  std::unique_ptr<io::SafetensorsWriter> make_writer() const {
+    const io::Metadata metadata{{"problem", io::print_problem(problem())},
+                                {"layout", file_.layout() == Layout::bshd ? "batch,tokens,heads,head_dim" : "batch,heads,tokens,head_dim"},
+                                {"writer", "ringspan " + program_version()}};
+    try {
+      const std::vector<io::TensorSpec> specs = output_tensors(problem(), file_.layout(), plan_options().backward);
+      return std::make_unique<io::SafetensorsWriter>(options_.output, specs, metadata);
+    } catch (const Error& error) {
+      throw FileError(error.what());
+    }
+  }
+
+  static void finish(io::SafetensorsWriter& writer) {
+    try {
+      writer.finish();
+    } catch (const Error& error) {
+      throw FileError(error.what());
+    }
+  }
+
+  RunReport execute(Target& target) {
+    RunReport report(make_plan(problem(), plan_options(), 0));
+    // What rank 0 chose is what every rank runs: automatic decides once.
+    PlanOptions resolved = report.plan.options();
+    resolved.memory_budget = 0;
+    for (int rank = 0; rank < problem().ranks; ++rank) report.plans.push_back(make_plan(problem(), resolved, rank));
+    report.input = options_.input;
+    report.transport = options_.sequential ? "sequential" : options_.transport;
+    report.problem_line = io::print_problem(problem());
+    report.notes = file_.notes();
+    WorldOptions world;
+    world.processes = options_.transport == "processes";
+    world.show_progress = true;
+    world.execute.deadline = Communicator::Seconds(options_.deadline);
+    if (options_.sequential) {
+      const std::filesystem::path directory = std::filesystem::path(options_.output).parent_path();
+      report.sequential = run_sequentially(problem(), resolved, file_.inputs(), file_.layout(), world,
+                                           directory.empty() ? "." : directory.string(), target);
+      report.world = report.sequential->world;
+    } else {
+      report.world = run_world(problem(), resolved, file_.inputs(), file_.layout(), world, &target);
+    }
+    return report;
+  }
+
+  void compare(RunReport& report) {
+    Problem other = problem();
+    other.ranks = options_.compare;
+    if (other.sharding_q.kind == ShardingKind::explicit_lists) other.sharding_q = {};
+    if (other.sharding_k.kind == ShardingKind::explicit_lists) other.sharding_k = {};
+    PlanOptions plan;
+    plan.backward = plan_options().backward;
+    plan.threads = plan_options().threads;
+    plan.attend_kernel = plan_options().attend_kernel;
+    plan.attend_backward_kernel = plan_options().attend_backward_kernel;
+    WorldOptions world;
+    world.show_progress = true;
+    report.compared_ranks = options_.compare;
+    report.compared = run_world(other, plan, file_.inputs(), file_.layout(), world, nullptr);
+  }
+
+  void verify(RunReport& report, const io::SafetensorsWriter& writer) {
+    const io::SafetensorsReader written = open_safetensors(writer.temporary_path());
+    report.verification = verify_outputs(problem(), file_.inputs(), file_.layout(), outputs_of(written), 1);
+  }
+
+  void print(const RunReport& report) const {
+    const bool json_on_stdout = options_.json_wanted && options_.json.empty();
+    if (json_on_stdout) {
+      fmt::print("{}\n", to_json(report));
+      return;
+    }
+    fmt::print("{}", to_text(report));
+    if (options_.json_wanted) write_text(options_.json, to_json(report));
+  }
+
+  RunOptions& options_;
+  QkvFile file_;
+};
+
+}  // namespace
+
+Body setup_run(CLI::App& app) {
+  auto options = std::make_shared<RunOptions>();
+  app.footer(kFooter);
+  app.add_option("--input", options->input, "safetensors file with q, k, v")->type_name("FILE")->required();
+  app.add_option("--output", options->output, "safetensors file for the results")->type_name("FILE")->required();
+  app.add_option("--grad", options->gradient, "run the backward pass too: gradient of o from a file (d_out, and dlse if it is there), random:SEED or ones")
+      ->type_name("FILE|random:SEED|ones");
+  app.add_option("--layout", options->layout, "bshd (batch, tokens, heads, head_dim) or bhsd (default: what the file's metadata says, else bshd)")
+      ->type_name("LAYOUT");
+  app.add_option("--transport", options->transport, "threads or processes: what ranks are (default threads)")
+      ->type_name("NAME")
+      ->check(CLI::IsMember({"threads", "processes"}));
+  app.add_flag("--sequential", options->sequential, "one rank after the other, in the memory of one (needs --strategy exchange)")
+      ->excludes("--transport");
+  app.add_flag("--verify", options->verify, "check the results against float64 before they are written");
+  add_integer(app, "--compare", 1, [options](std::int64_t n) { options->compare = static_cast<int>(n); },
+              "also time the problem on so many ranks: speed-up and efficiency");
+  CLI::Option* json = app.add_option("--json", options->json, "print the summary as JSON, or write it to FILE")->type_name("[FILE]")->expected(0, 1);
+  add_parsed(app, "--deadline", "SECONDS", "of silence after which a rank gives a peer up (default 30)", [options](const std::string& text) {
+    options->deadline = parse_real("--deadline", text);
+    if (options->deadline <= 0) throw InvalidArgument(fmt::format("--deadline ({}) must be positive", text));
+  });
+  add_problem_options(app, options->problem);
+  return [options, json] {
+    options->json_wanted = json->count() > 0;
+    return Run(*options).run();
+  };
+}
+
+}  // namespace ringspan::cli

@@ -1,0 +1,119 @@
+#include "text.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+
+#include "ringspan/error.h"
+
+namespace ringspan::cli {
+namespace {
+
+constexpr double kLargest = 9.0e18;  // just below 2^63
+
+template <typename T>
+bool parse_whole(std::string_view text, T& value) {
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  return error == std::errc() && end == text.data() + text.size() && !text.empty();
+}
+
+bool equal_ignoring_case(std::string_view a, std::string_view b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](char x, char y) {
+    return std::tolower(static_cast<unsigned char>(x)) == std::tolower(static_cast<unsigned char>(y));
+  });
+}
+
+struct Unit {
+  std::string_view name;
+  double bytes;
+};
+constexpr std::array<Unit, 14> kUnits{Unit{"B", 1},           Unit{"k", 1e3},           Unit{"kB", 1e3},          Unit{"KiB", 1024.0},
+                                      Unit{"M", 1e6},         Unit{"MB", 1e6},          Unit{"MiB", 1048576.0},   Unit{"G", 1e9},
+                                      Unit{"GB", 1e9},        Unit{"GiB", 1073741824.0}, Unit{"T", 1e12},          Unit{"TB", 1e12},
+                                      Unit{"TiB", 1099511627776.0}, Unit{"", 1}};
+
+}  // namespace
+
+std::int64_t parse_integer(std::string_view option, std::string_view text) {
+  std::int64_t value = 0;
+  if (!parse_whole(text, value)) throw InvalidArgument(fmt::format("{} ({}) must be a whole number", option, text));
+  return value;
+}
+
+double parse_real(std::string_view option, std::string_view text) {
+  double value = 0;
+  if (!parse_whole(text, value) || !std::isfinite(value)) throw InvalidArgument(fmt::format("{} ({}) must be a number", option, text));
+  return value;
+}
+
+std::int64_t parse_bytes(std::string_view option, std::string_view text) {
+  const std::size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
+  std::string_view suffix = text.substr(digits);
+  while (suffix.starts_with(' ')) suffix.remove_prefix(1);
+  const auto* unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return equal_ignoring_case(u.name, suffix); });
+  double value = 0;
+  if (!parse_whole(text.substr(0, digits), value) || unit == kUnits.end() || value * unit->bytes > kLargest) {
+    throw InvalidArgument(fmt::format("{} ({}) must be a number of bytes, such as 8GiB, 512MiB or 1000000", option, text));
+  }
+  return static_cast<std::int64_t>(std::llround(value * unit->bytes));
+}
+
+std::vector<std::int64_t> parse_integers(std::string_view option, std::string_view text) {
+  std::vector<std::int64_t> values;
+  while (true) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    std::int64_t value = 0;
+    if (!parse_whole(text.substr(0, comma), value)) {
+      throw InvalidArgument(
+          fmt::format("{} must be whole numbers separated by commas, but entry {} is '{}'", option, values.size(), text.substr(0, comma)));
+    }
+    values.push_back(value);
+    if (comma == text.size()) return values;
+    text.remove_prefix(comma + 1);
+  }
+}
+
+std::string bytes_text(double bytes) {
+  constexpr std::array<std::string_view, 6> kNames{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
+  std::size_t unit = 0;
+  while (std::abs(bytes) >= 1023.5 && unit + 1 < kNames.size()) {
+    bytes /= 1024;
+    ++unit;
+  }
+  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.4g} {}", bytes, kNames[unit]);
+}
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 120) return fmt::format("{:.0f} min {:02.0f} s", std::floor(seconds / 60), std::fmod(seconds, 60));
+  if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
+  if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
+  return fmt::format("{:.3g} us", seconds * 1e6);
+}
+
+std::string count_text(std::int64_t count) {
+  const std::string digits = std::to_string(count);
+  std::string text;
+  for (std::size_t i = 0; i < digits.size(); ++i) {
+    const bool separated = i > 0 && (digits.size() - i) % 3 == 0 && digits[i - 1] != '-';
+    if (separated) text.push_back(',');
+    text.push_back(digits[i]);
+  }
+  return text;
+}
+
+std::string rate_text(double per_second, std::string_view unit) {
+  constexpr std::array<std::string_view, 5> kPrefixes{"", "k", "M", "G", "T"};
+  std::size_t prefix = 0;
+  while (per_second >= 1000 && prefix + 1 < kPrefixes.size()) {
+    per_second /= 1000;
+    ++prefix;
+  }
+  return fmt::format("{:.3g} {}{}/s", per_second, kPrefixes[prefix], unit);
+}
+
+std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+}  // namespace ringspan::cli

@@ -1,0 +1,203 @@
+#include "verification.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <random>
+#include <utility>
+
+#include "kernels/attend.h"
+#include "oracle/dense.h"
+#include "oracle/multiplicity.h"
+#include "pattern/lower.h"
+#include "text.h"
+
+namespace ringspan::cli {
+namespace {
+
+using oracle::Arithmetic;
+using oracle::Row;
+
+// Multiply-adds per element of a pair, of both arithmetics; some seconds on one core.
+constexpr double kDenseWork = 3e9;
+constexpr double kSampledWork = 1e9;
+constexpr int kSampledQueries = 64;
+constexpr int kSampledKeys = 24;
+constexpr int kCandidates = 400;
+
+double width_of(const Problem& problem) { return problem.head_dim + problem.head_dim_v; }
+
+oracle::View view_of(const std::byte* data, const TensorShape& shape) {
+  const ConstTensor tensor = as_tensor(data, shape);
+  return {tensor.data, shape.dtype, tensor.batch_stride, tensor.token_stride, tensor.head_stride};
+}
+
+// The oracle's inputs; a gradient that no file holds is made here.
+struct OracleInputs {
+  oracle::Inputs inputs;
+  Pages d_out;
+  Pages dlse;
+
+  OracleInputs(const Problem& problem, const Inputs& from, Layout layout, bool backward) {
+    const TensorShape o = OutputShapes(problem, layout).o;
+    inputs.q = view_of(from.q.data, from.q.shape);
+    inputs.k = view_of(from.k.data, from.k.shape);
+    inputs.v = view_of(from.v.data, from.v.shape);
+    inputs.sinks = from.sinks;
+    inputs.alibi_slopes = from.alibi_slopes;
+    inputs.alibi_batch_stride = from.alibi_batch_stride;
+    inputs.dropped = [&problem](std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, int state) {
+      return kernels::is_dropped(problem.seed, problem.dropout, b, h, i, j, state);
+    };
+    if (!backward) return;
+    if (from.gradient.kind == GradientSpec::Kind::file) {
+      inputs.d_out = view_of(from.d_out.data, o);
+    } else {
+      d_out = Pages(o.bytes());
+      const Shard all{{{0, 1, o.tokens}}, {0}, o.tokens};
+      if (from.gradient.kind == GradientSpec::Kind::ones) {
+        fill_ones(all, o, d_out.data());
+      } else {
+        fill_normal(from.gradient.seed, all, o, d_out.data());
+      }
+      inputs.d_out = view_of(d_out.data(), o);
+    }
+    inputs.d_lse = reinterpret_cast<const float*>(from.dlse.data);
+  }
+};
+
+// About how many pairs an exact row of dk, dv takes: every query that sees the key needs its whole row.
+double pairs_behind(const Problem& problem, const Row& key) {
+  const oracle::Range queries = oracle::query_bounds(problem, key.batch, key.position);
+  const std::int64_t count = queries.end - queries.begin;
+  const std::int64_t step = std::max<std::int64_t>(1, count / 64);
+  double pairs = 0;
+  std::int64_t seen = 0;
+  for (std::int64_t i = queries.begin; i < queries.end; i += step, ++seen) {
+    const oracle::Range keys = oracle::key_bounds(problem, key.batch, i);
+    pairs += static_cast<double>(keys.end - keys.begin);
+  }
+  return seen == 0 ? 0 : pairs / static_cast<double>(seen) * static_cast<double>(count) * problem.group();
+}
+
+Row draw(std::mt19937_64& random, std::int64_t batch, std::int64_t heads, std::int64_t tokens) {
+  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
+  Row row;
+  row.batch = below(batch);
+  row.head = below(heads);
+  row.position = below(tokens);
+  return row;
+}
+
+struct Sample {
+  std::vector<Row> queries, keys;
+};
+
+// The first and the last query, and others at random; keys at random as far as the work goes.
+Sample draw_sample(const Problem& problem, bool backward, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Sample sample;
+  if (problem.tokens_q > 0) {
+    sample.queries = {{0, 0, 0}, {problem.batch - 1, problem.heads - 1, problem.tokens_q - 1}};
+    for (int n = 2; n < kSampledQueries; ++n) sample.queries.push_back(draw(random, problem.batch, problem.heads, problem.tokens_q));
+  }
+  if (!backward || problem.tokens_k == 0) return sample;
+  double left = kSampledWork / width_of(problem);
+  Row cheapest;
+  double lowest = -1;
+  for (int n = 0; n < kCandidates && static_cast<int>(sample.keys.size()) < kSampledKeys; ++n) {
+    const Row key = draw(random, problem.batch, problem.kv_heads, problem.tokens_k);
+    const double work = pairs_behind(problem, key);
+    if (work <= left) {
+      sample.keys.push_back(key);
+      left -= work;
+    }
+    if (lowest < 0 || work < lowest) {
+      lowest = work;
+      cheapest = key;
+    }
+  }
+  if (sample.keys.empty()) sample.keys.push_back(cheapest);
+  return sample;
+}
+
+void compare(Verification& result, const char* name, const oracle::Tensor& exact, const oracle::Tensor& naive,
+             const std::vector<double>& actual, DType dtype) {
+  result.comparisons.push_back(oracle::compare(name, exact, naive, actual, dtype));
+  result.passed = result.passed && result.comparisons.back().passed;
+}
+
+std::vector<double> all_rows(const std::byte* data, const TensorShape& shape) {
+  return oracle::to_doubles(view_of(data, shape), shape.batch, shape.tokens, shape.heads, shape.width);
+}
+
+void verify_all(Verification& result, const Problem& problem, const oracle::Inputs& inputs, const OutputShapes& shapes,
+                const Outputs& outputs, bool backward) {
+  const oracle::Result exact = oracle::dense(problem, inputs, Arithmetic::exact, backward);
+  const oracle::Result naive = oracle::dense(problem, inputs, Arithmetic::naive, backward);
+  // lse and dsinks lie as the oracle's: (batch, heads, tokens) and (heads).
+  const auto flat = [](const std::byte* data, std::int64_t count) {
+    const auto* values = reinterpret_cast<const float*>(data);
+    return std::vector<double>(values, values + count);
+  };
+  const DType dtype = problem.dtype;
+  compare(result, "o", exact.o, naive.o, all_rows(outputs.o, shapes.o), dtype);
+  compare(result, "lse", exact.lse, naive.lse, flat(outputs.lse, shapes.lse.bytes() / 4), DType::float32);
+  if (!backward) return;
+  compare(result, "dq", exact.dq, naive.dq, all_rows(outputs.dq, shapes.dq), dtype);
+  compare(result, "dk", exact.dk, naive.dk, all_rows(outputs.dk, shapes.dk), dtype);
+  compare(result, "dv", exact.dv, naive.dv, all_rows(outputs.dv, shapes.dv), dtype);
+  if (problem.sinks) compare(result, "dsinks", exact.dsinks, naive.dsinks, flat(outputs.dsinks, problem.heads), DType::float32);
+}
+
+void verify_sample(Verification& result, const Problem& problem, const oracle::Inputs& inputs, const OutputShapes& shapes,
+                   const Outputs& outputs, bool backward, std::uint64_t seed) {
+  const Sample sample = draw_sample(problem, backward, seed);
+  result.sampled = true;
+  result.query_rows = static_cast<std::int64_t>(sample.queries.size());
+  result.key_rows = static_cast<std::int64_t>(sample.keys.size());
+  const oracle::Result exact = oracle::sampled(problem, inputs, Arithmetic::exact, backward, sample.queries, sample.keys);
+  const oracle::Result naive = oracle::sampled(problem, inputs, Arithmetic::naive, backward, sample.queries, sample.keys);
+  const auto rows = [](const std::byte* data, const TensorShape& shape, const std::vector<Row>& which) {
+    return oracle::to_doubles(view_of(data, shape), which, shape.width);
+  };
+  const DType dtype = problem.dtype;
+  compare(result, "o", exact.o, naive.o, rows(outputs.o, shapes.o, sample.queries), dtype);
+  compare(result, "lse", exact.lse, naive.lse, rows(outputs.lse, shapes.lse, sample.queries), DType::float32);
+  if (!backward) return;
+  compare(result, "dq", exact.dq, naive.dq, rows(outputs.dq, shapes.dq, sample.queries), dtype);
+  compare(result, "dk", exact.dk, naive.dk, rows(outputs.dk, shapes.dk, sample.keys), dtype);
+  compare(result, "dv", exact.dv, naive.dv, rows(outputs.dv, shapes.dv, sample.keys), dtype);
+}
+
+}  // namespace
+
+Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed) {
+  const auto begin = std::chrono::steady_clock::now();
+  const bool backward = outputs.dq != nullptr;
+  const OracleInputs oracle_inputs(problem, inputs, layout, backward);
+  const OutputShapes shapes(problem, layout);
+  Verification result;
+  const double work = static_cast<double>(pair_count(problem)) * width_of(problem) * (backward ? 4 : 1);
+  if (work <= kDenseWork) {
+    verify_all(result, problem, oracle_inputs.inputs, shapes, outputs, backward);
+  } else {
+    verify_sample(result, problem, oracle_inputs.inputs, shapes, outputs, backward, seed);
+  }
+  result.seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  return result;
+}
+
+std::string to_text(const Verification& verification) {
+  const std::string what = verification.sampled
+                               ? fmt::format("{} query rows and {} key rows, with all they depend on,", verification.query_rows,
+                                             verification.key_rows)
+                               : "every element";
+  std::string text = fmt::format("{} {} against float64 in {}\n", what, verification.passed ? "agrees" : "DISAGREES",
+                                 seconds_text(verification.seconds));
+  for (const oracle::Comparison& c : verification.comparisons) text += "  " + oracle::to_string(c) + "\n";
+  return text;
+}
+
+}  // namespace ringspan::cli

@@ -1,0 +1,39 @@
+// Checks results against the float64 oracle: every element where that is cheap, otherwise sampled rows together with all that
+// they depend on.
+//
+// Memory: whole inputs are read where they are; a generated gradient is made once. Pure.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "oracle/compare.h"
+#include "rank_work.h"
+
+namespace ringspan::cli {
+
+// Whole outputs. dq, dk, dv, dsinks: null where there was no backward pass.
+struct Outputs {
+  const std::byte* o = nullptr;
+  const std::byte* lse = nullptr;
+  const std::byte* dq = nullptr;
+  const std::byte* dk = nullptr;
+  const std::byte* dv = nullptr;
+  const std::byte* dsinks = nullptr;
+};
+
+struct Verification {
+  bool passed = true;
+  bool sampled = false;
+  std::int64_t query_rows = 0, key_rows = 0;  // when sampled
+  double seconds = 0;
+  std::vector<oracle::Comparison> comparisons;
+};
+
+Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed);
+
+// "verified      every element against float64: ok" and a line per tensor.
+std::string to_text(const Verification& verification);
+
+}  // namespace ringspan::cli

@@ -1,0 +1,163 @@
+#include "watch.h"
+
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <csignal>
+#include <cstdio>
+#include <cstring>
+#include <new>
+
+#include "comm/rounds.h"
+#include "plan/cost.h"
+#include "plan/plan_data.h"
+#include "text.h"
+
+namespace ringspan::cli {
+namespace {
+
+// In memory that forked ranks share, so that a signal to any of the processes stops all of them.
+std::atomic<int>* interrupt_flag = nullptr;
+static_assert(std::atomic<int>::is_always_lock_free);
+char doomed_file[4096] = {};
+
+extern "C" void on_signal(int number) {
+  if (interrupt_flag->exchange(1) == 0) return;
+  if (doomed_file[0] != '\0') ::unlink(doomed_file);
+  std::signal(number, SIG_DFL);
+  ::raise(number);
+}
+
+double now() {
+  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+}  // namespace
+
+void catch_interrupts() {
+  if (interrupt_flag != nullptr) return;
+  void* page = ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw std::bad_alloc();
+  interrupt_flag = new (page) std::atomic<int>(0);
+  struct sigaction action {};
+  action.sa_handler = on_signal;
+  ::sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_RESTART;
+  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction before {};
+    ::sigaction(number, nullptr, &before);
+    if (before.sa_handler != SIG_IGN) ::sigaction(number, &action, nullptr);  // nohup stays in force
+  }
+}
+
+bool is_interrupted() { return interrupt_flag != nullptr && interrupt_flag->load(std::memory_order_relaxed) != 0; }
+
+void throw_if_interrupted() {
+  if (is_interrupted()) throw Interrupted();
+}
+
+void remove_when_killed(const std::string& path) {
+  doomed_file[0] = '\0';
+  if (path.size() < sizeof doomed_file) std::memcpy(doomed_file, path.c_str(), path.size() + 1);
+}
+
+ProgressLine::ProgressLine(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {}
+ProgressLine::~ProgressLine() { clear(); }
+
+void ProgressLine::show(const std::string& what, double share, double seconds) {
+  if (!enabled_ || seconds < 0.3) return;
+  const double time = now();
+  if (shown_ && time - last_ < 0.1) return;
+  last_ = time;
+  shown_ = true;
+  const std::string percent = share < 0 ? "" : fmt::format("{:3.0f} %  ", 100 * share);
+  fmt::print(stderr, "\r\033[K{}  {}{}", what, percent, seconds_text(seconds));
+  std::fflush(stderr);
+}
+
+void ProgressLine::clear() {
+  if (!shown_) return;
+  fmt::print(stderr, "\r\033[K");
+  std::fflush(stderr);
+  shown_ = false;
+}
+
+// How much of a pass lies before each of its rounds: posting a round means that the stages before it are done.
+struct WatchedCommunicator::Work {
+  std::vector<double> shares[2];  // by pass, then round that carries something
+  int pass = 0;
+  std::size_t round = 0;
+  double share = -1;
+  std::string label;
+  double begin = 0;
+
+  explicit Work(const Plan& plan) {
+    const internal::PlanData& data = plan.data();
+    measure(data.forward, shares[0]);
+    if (data.has_backward) measure(data.backward, shares[1]);
+  }
+
+  static void measure(const internal::Program& program, std::vector<double>& shares) {
+    double done = 0;
+    for (const internal::Stage& stage : program.stages) {
+      for (const internal::Round& round : stage.rounds) {
+        if (!round.transfers.empty()) shares.push_back(done);
+      }
+      for (const internal::Launch& launch : stage.compute) {
+        if (launch.kind != internal::LaunchKind::attend && launch.kind != internal::LaunchKind::attend_backward) continue;
+        for (std::int64_t i = launch.first; i < launch.first + launch.count; ++i) {
+          done += static_cast<double>(pair_count(program.attend_items[static_cast<std::size_t>(i)].slice));
+        }
+      }
+    }
+    for (double& share : shares) share = done > 0 ? share / done : 0;
+  }
+};
+
+WatchedCommunicator::WatchedCommunicator(Communicator& inner, const Plan& plan, ProgressLine* line)
+    : inner_(inner), line_(line), work_(std::make_unique<Work>(plan)), sent_bytes_(static_cast<std::size_t>(inner.size()), 0) {}
+
+WatchedCommunicator::~WatchedCommunicator() {
+  if (line_ != nullptr) line_->clear();
+}
+
+void WatchedCommunicator::begin(Pass pass, const std::string& label) {
+  if (pass == Pass::forward) sent_bytes_.assign(sent_bytes_.size(), 0);
+  work_->pass = static_cast<int>(pass);
+  work_->round = 0;
+  work_->share = -1;
+  work_->label = prefix_ + label;
+  work_->begin = now();
+}
+
+Request WatchedCommunicator::post(std::uint64_t round, std::span<const Message> batch) {
+  throw_if_interrupted();
+  if (round < kPlanRoundsEnd) {
+    const std::vector<double>& shares = work_->shares[work_->pass];
+    if (work_->round < shares.size()) work_->share = shares[work_->round++];
+    for (const Message& message : batch) {
+      if (message.direction == Message::Direction::send) sent_bytes_[static_cast<std::size_t>(message.peer)] += message.bytes;
+    }
+  }
+  return inner_.post(round, batch);
+}
+
+void WatchedCommunicator::wait(Request request, Seconds deadline) {
+  throw_if_interrupted();
+  inner_.wait(request, deadline);
+}
+
+void WatchedCommunicator::progress() {
+  throw_if_interrupted();
+  inner_.progress();
+  show();
+}
+
+void WatchedCommunicator::show() {
+  if (line_ != nullptr && !work_->label.empty()) line_->show(work_->label, work_->share, now() - work_->begin);
+}
+
+}  // namespace ringspan::cli
