@@ -19,8 +19,10 @@ bool is_statistic(TensorKind kind) {
     case TensorKind::delta:
     case TensorKind::m:
     case TensorKind::l:
-    case TensorKind::partial_lse: return true;
-    default: return false;
+    case TensorKind::partial_lse:
+      return true;
+    default:
+      return false;
   }
 }
 
@@ -43,24 +45,39 @@ Loc* find_loc(Entry& entry, const Part& part) {
     return &list[state];
   };
   switch (part.kind) {
-    case TensorKind::q: return &entry.q;
-    case TensorKind::k: return &entry.k;
-    case TensorKind::v: return &entry.v;
-    case TensorKind::o: return &entry.o;
-    case TensorKind::lse: return &entry.lse;
-    case TensorKind::d_out: return &entry.d_out;
-    case TensorKind::dlse: return &entry.dlse;
-    case TensorKind::dq: return &entry.dq;
-    case TensorKind::dk: return &entry.dk;
-    case TensorKind::dv: return &entry.dv;
-    case TensorKind::delta: return at(entry.delta);
-    case TensorKind::m: return at(entry.m);
+    case TensorKind::q:
+      return &entry.q;
+    case TensorKind::k:
+      return &entry.k;
+    case TensorKind::v:
+      return &entry.v;
+    case TensorKind::o:
+      return &entry.o;
+    case TensorKind::lse:
+      return &entry.lse;
+    case TensorKind::d_out:
+      return &entry.d_out;
+    case TensorKind::dlse:
+      return &entry.dlse;
+    case TensorKind::dq:
+      return &entry.dq;
+    case TensorKind::dk:
+      return &entry.dk;
+    case TensorKind::dv:
+      return &entry.dv;
+    case TensorKind::delta:
+      return at(entry.delta);
+    case TensorKind::m:
+      return at(entry.m);
     case TensorKind::l:
-    case TensorKind::partial_lse: return at(entry.l);
+    case TensorKind::partial_lse:
+      return at(entry.l);
     case TensorKind::acc:
     case TensorKind::o_float32:
-    case TensorKind::partial_o: return at(entry.acc);
-    case TensorKind::sink_gradient: break;
+    case TensorKind::partial_o:
+      return at(entry.acc);
+    case TensorKind::sink_gradient:
+      break;
   }
   RINGSPAN_CHECK(false);
   return nullptr;

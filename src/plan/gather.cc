@@ -26,9 +26,8 @@ class Gather {
     std::vector<Entry> entries;
   };
 
-  Rows rows_of(const std::vector<int>& owners, bool queries) const;
+  Rows rows_of(const Progression& owners, bool queries) const;
   std::vector<Box> reads(int reader, int owner, bool queries, bool count_excess = false) const;
-  bool is_member(const std::vector<int>& ranks, int rank) const { return std::find(ranks.begin(), ranks.end(), rank) != ranks.end(); }
   void send_inputs();
   void receive_inputs();
   void compute();
@@ -71,7 +70,8 @@ Gather::Gather(PassBuilder& pass)
       assignments_(assignments_of(pass.setting())),
       mine_(assignments_[static_cast<std::size_t>(rank_)]) {
   // Every computing rank sees all keys, so a row's output is finished where it is computed; where o is kept in float32 or
-  // once per branch, or meets a sink (its owner merges it), it returns as a partial result instead. dk and dv are finished if no two ranks share a kv head.
+  // once per branch, or meets a sink (its owner merges it), it returns as a partial result instead. dk and dv are finished if
+  // no two ranks share a kv head.
   const Setting& setting = pass.setting();
   complete_q_ = pass.is_backward() || (setting.states == 1 && !setting.keeps_o_float32() && !pass.problem().sinks);
   complete_k_ = true;
@@ -80,35 +80,47 @@ Gather::Gather(PassBuilder& pass)
   for (const Assignment& assignment : assignments_) {
     if (!assignment.computes()) continue;
     ++computing;
-    RINGSPAN_CHECK(static_cast<int>(assignment.key_owners.size()) == ranks_);
-    if (static_cast<int>(assignment.query_owners.size()) < ranks_) complete_k_ = false;
+    RINGSPAN_CHECK(assignment.key_owners.count == ranks_);
+    if (assignment.query_owners.count < ranks_) complete_k_ = false;
     if (assignment.heads.begin % group != 0 || assignment.heads.end % group != 0) complete_k_ = false;
   }
   if (computing == 1) complete_k_ = true;
 }
 
-Rows Gather::rows_of(const std::vector<int>& owners, bool queries) const {
+// The rows of several owners, neighbours joined.
+Rows Gather::rows_of(const Progression& owners, bool queries) const {
   const Problem& problem = pass_.problem();
   Rows rows;
-  if (static_cast<int>(owners.size()) == ranks_) {
+  if (owners.count == ranks_) {
     const std::int64_t tokens = queries ? problem.tokens_q : problem.tokens_k;
     if (tokens > 0) rows.pieces.push_back({0, 1, tokens});
     return rows;
   }
   const auto& shards = queries ? pass_.setting().shards_q : pass_.setting().shards_k;
-  for (int owner : owners) {
-    const auto& pieces = shards[static_cast<std::size_t>(owner)].pieces;
+  for (std::int64_t i = 0; i < owners.count; ++i) {
+    const auto& pieces = shards[static_cast<std::size_t>(owners.at(i))].pieces;
     rows.pieces.insert(rows.pieces.end(), pieces.begin(), pieces.end());
   }
+  std::sort(rows.pieces.begin(), rows.pieces.end(), [](const auto& a, const auto& b) { return a.first < b.first; });
+  std::size_t kept = 0;
+  for (const Progression& piece : rows.pieces) {
+    Progression& last = rows.pieces[kept - (kept > 0 ? 1 : 0)];
+    if (kept > 0 && last.stride == 1 && piece.stride == 1 && last.end() == piece.first) {
+      last.count += piece.count;
+    } else {
+      rows.pieces[kept++] = piece;
+    }
+  }
+  rows.pieces.resize(kept);
   return rows;
 }
 
 // The rows of `owner` that `reader` needs for its assignment.
 std::vector<Box> Gather::reads(int reader, int owner, bool queries, bool count_excess) const {
   const Assignment& assignment = assignments_[static_cast<std::size_t>(reader)];
-  const std::vector<int>& owners = queries ? assignment.query_owners : assignment.key_owners;
-  if (!assignment.computes() || !is_member(owners, owner)) return {};
-  const Rows mine = rows_of({owner}, queries);
+  if (!assignment.computes() || !(queries ? assignment.query_owners : assignment.key_owners).contains(owner)) return {};
+  const Shard& shard = (queries ? pass_.setting().shards_q : pass_.setting().shards_k)[static_cast<std::size_t>(owner)];
+  const Rows mine{shard.pieces};
   Reads found = queries ? queries_reading(pass_.problem(), mine, assignment.heads, rows_of(assignment.key_owners, false))
                         : keys_read(pass_.problem(), rows_of(assignment.query_owners, true), assignment.heads, mine);
   if (count_excess) builder_.program().excess_rows += found.excess_rows;
@@ -157,7 +169,7 @@ void Gather::receive_inputs() {
 void Gather::compute() {
   const HeadRange heads = mine_.heads;
   const bool backward = pass_.is_backward();
-  const bool own = is_member(mine_.query_owners, rank_);
+  const bool own = mine_.query_owners.contains(rank_);
   std::vector<Launch>& rest = builder_.stage(1, "gathered rows").compute;
   for (Guest& guest : queries_) {
     if (backward) {
@@ -233,7 +245,7 @@ void Gather::write() {
   // Where a partial result returns, its owner holds the state of all heads; otherwise only of what it computes itself.
   const bool merges = !pass_.is_backward() && !complete_q_;
   const bool saved = pass_.setting().states > 1 || pass_.setting().keeps_o_float32();
-  const bool own = is_member(mine_.query_owners, rank_);
+  const bool own = mine_.query_owners.contains(rank_);
   pass_.make_own(merges || saved ? pass_.all_heads() : (own ? mine_.heads : HeadRange{0, 0}));
   pass_.begin(0);
   send_inputs();

@@ -19,8 +19,8 @@ namespace ringspan {
 namespace internal {
 namespace {
 
-constexpr int kSampledRanks = 16;           // all ranks up to this many, else evenly spaced ones
-constexpr std::int64_t kAutoBuckets = 32;   // a chunk travels in about this many buckets ...
+constexpr int kSampledRanks = 16;              // all ranks up to this many, else evenly spaced ones
+constexpr std::int64_t kAutoBuckets = 32;      // a chunk travels in about this many buckets ...
 constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows
 constexpr std::int64_t kSmallestBucketRows = 16;
 constexpr int kPlanVersion = 1;
@@ -36,13 +36,14 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
     throw InvalidArgument(fmt::format("memory_budget ({}) must be 0 (unlimited) or positive", options.memory_budget));
   }
   if (options.computing_ranks < 0 || options.computing_ranks > problem.ranks) {
-    throw InvalidArgument(fmt::format("computing_ranks ({}) must be in [0, ranks ({})]", options.computing_ranks, problem.ranks));
+    throw InvalidArgument(
+        fmt::format("computing_ranks ({}) must be in [0, ranks ({})]", options.computing_ranks, problem.ranks));
   }
   if (options.threads < 1) throw InvalidArgument(fmt::format("threads ({}) must be at least 1", options.threads));
   const CostModel& cost = options.cost;
   if (cost.flops_per_second < 1 || cost.bytes_per_second < 1 || cost.message_nanoseconds < 0) {
-    throw InvalidArgument(fmt::format("cost ({},{},{}) must be flops/s >= 1, bytes/s >= 1, nanoseconds >= 0", cost.flops_per_second,
-                                      cost.bytes_per_second, cost.message_nanoseconds));
+    throw InvalidArgument(fmt::format("cost ({},{},{}) must be flops/s >= 1, bytes/s >= 1, nanoseconds >= 0",
+                                      cost.flops_per_second, cost.bytes_per_second, cost.message_nanoseconds));
   }
 }
 
@@ -85,7 +86,8 @@ PlanData build(const Setting& setting, int rank) {
 std::vector<int> sampled_ranks(int ranks) {
   std::vector<int> sample;
   const int count = std::min(ranks, kSampledRanks);
-  for (int i = 0; i < count; ++i) sample.push_back(count == 1 ? 0 : static_cast<int>(std::int64_t{i} * (ranks - 1) / (count - 1)));
+  for (int i = 0; i < count; ++i)
+    sample.push_back(count == 1 ? 0 : static_cast<int>(std::int64_t{i} * (ranks - 1) / (count - 1)));
   return sample;
 }
 
@@ -178,8 +180,9 @@ class Hash {
 // What all ranks share: not the rank, its threads or its kernels.
 std::uint64_t fingerprint(const Problem& problem, const PlanOptions& options, std::int64_t bucket_rows) {
   Hash hash;
-  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {}", kPlanVersion, problem.batch, problem.tokens_q, problem.tokens_k, problem.heads,
-                       problem.kv_heads, problem.head_dim, problem.head_dim_v, to_string(problem.dtype), problem.pattern.to_string()));
+  hash.add(fmt::format("{} {} {} {} {} {} {} {} {} {}", kPlanVersion, problem.batch, problem.tokens_q, problem.tokens_k,
+                       problem.heads, problem.kv_heads, problem.head_dim, problem.head_dim_v, to_string(problem.dtype),
+                       problem.pattern.to_string()));
   hash.add_all(problem.cu_seqlens_q);
   hash.add_all(problem.cu_seqlens_k);
   hash.add_all(problem.lengths_q);
@@ -245,10 +248,10 @@ PlanData plan_rank(const Problem& problem, const PlanOptions& options, int rank)
     }
   }
   if (!best && smallest) {
-    throw OutOfBudget(fmt::format("no plan fits memory_budget ({} bytes): the smallest possible is {} bytes, with strategy {}; {} "
-                                  "takes most of it ({} bytes)",
-                                  options.memory_budget, smallest->bytes, smallest_name, smallest->dominating.component,
-                                  smallest->dominating.bytes));
+    throw OutOfBudget(fmt::format(
+        "no plan fits memory_budget ({} bytes): the smallest possible is {} bytes, with strategy {}; {} "
+        "takes most of it ({} bytes)",
+        options.memory_budget, smallest->bytes, smallest_name, smallest->dominating.component, smallest->dominating.bytes));
   }
   if (!best) throw Unsupported("no strategy supports this combination: " + (rejected.empty() ? "" : rejected.front().reason));
   PlanData data = build(*best, rank);

@@ -39,15 +39,20 @@ Part PassBuilder::part_float32(TensorKind kind, int state) const {
     case TensorKind::q:
     case TensorKind::k:
     case TensorKind::dq:
-    case TensorKind::dk: width = problem().head_dim; break;
+    case TensorKind::dk:
+      width = problem().head_dim;
+      break;
     case TensorKind::v:
     case TensorKind::o:
     case TensorKind::d_out:
     case TensorKind::dv:
     case TensorKind::acc:
     case TensorKind::partial_o:
-    case TensorKind::o_float32: width = problem().head_dim_v; break;
-    default: break;
+    case TensorKind::o_float32:
+      width = problem().head_dim_v;
+      break;
+    default:
+      break;
   }
   return {kind, DType::float32, width, state};
 }
@@ -62,8 +67,11 @@ Part PassBuilder::part(TensorKind kind, int state) const {
     case TensorKind::d_out:
     case TensorKind::dq:
     case TensorKind::dk:
-    case TensorKind::dv: result.dtype = problem().dtype; break;
-    default: break;
+    case TensorKind::dv:
+      result.dtype = problem().dtype;
+      break;
+    default:
+      break;
   }
   return result;
 }
@@ -160,8 +168,8 @@ void PassBuilder::make_own_forward(HeadRange heads) {
   if (backward_ && !saved) return;
   RegionId acc = -1;
   if (!in_place) {
-    acc = builder_.region(states > 1 ? "o per branch" : "acc", saved && setting_.options.backward ? Component::saved : Component::state,
-                          vectors * states);
+    acc = builder_.region(states > 1 ? "o per branch" : "acc",
+                          saved && setting_.options.backward ? Component::saved : Component::state, vectors * states);
   }
   const RegionId stats = backward_ ? -1 : builder_.region("m, l", Component::state, 2 * scalars * states);
   for (int s = 0; s < states; ++s) {
@@ -248,7 +256,8 @@ std::vector<Box> PassBuilder::parts_of(const Box& box, Which which) const {
   std::vector<Box> boxes;
   for (std::int64_t batch = box.batch_first; batch < box.batch_first + box.batch_count; ++batch) {
     const std::int64_t length = lengths[static_cast<std::size_t>(batch)];
-    const Progression positions = which == Which::real ? clip(box.positions, 0, length) : clip(box.positions, length, problem().tokens_q);
+    const Progression positions =
+        which == Which::real ? clip(box.positions, 0, length) : clip(box.positions, length, problem().tokens_q);
     if (!positions.empty()) boxes.push_back({batch, 1, box.heads, positions});
   }
   return boxes;
@@ -259,11 +268,14 @@ void PassBuilder::finalize_own(std::vector<Launch>& where, std::span<const Entry
   const float scale = problem().pattern.output_scale();
   const int width = problem().head_dim_v;
   const bool sinks = problem().sinks;
-  builder_.rows(where, LaunchKind::finalize, over(entries, parts, state_heads_, sinks ? Which::real : Which::all), width, scale, sinks);
-  if (sinks) builder_.rows(where, LaunchKind::finalize, over(entries, parts, state_heads_, Which::padding), width, scale, false);
+  builder_.rows(where, LaunchKind::finalize, over(entries, parts, state_heads_, sinks ? Which::real : Which::all), width, scale,
+                sinks);
+  if (sinks)
+    builder_.rows(where, LaunchKind::finalize, over(entries, parts, state_heads_, Which::padding), width, scale, false);
 }
 
-void PassBuilder::fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& p, float value, HeadRange heads) {
+void PassBuilder::fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& p, float value,
+                       HeadRange heads) {
   builder_.rows(where, LaunchKind::fill, over(entries, std::vector<Part>{p}, heads), p.width, value);
 }
 
@@ -299,60 +311,63 @@ std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries
                                                   HeadRange heads) const {
   std::vector<AttendItem> items;
   if (queries.empty() || keys.empty() || heads.begin >= heads.end) return items;
-  Restriction restriction{kNoHigh, 0, kNoHigh, 0, heads.begin, heads.end};
-  for (const Entry& entry : queries) {
-    restriction.q_begin = std::min(restriction.q_begin, entry.box.positions.first);
-    restriction.q_end = std::max(restriction.q_end, entry.box.positions.end());
-  }
-  for (const Entry& entry : keys) {
-    restriction.k_begin = std::min(restriction.k_begin, entry.box.positions.first);
-    restriction.k_end = std::max(restriction.k_end, entry.box.positions.end());
-  }
-  const auto batches = [](Slice& slice, const Box& box) {
-    const std::int64_t end = std::min(slice.batch_first + slice.batch_count, box.batch_first + box.batch_count);
-    slice.batch_first = std::max(slice.batch_first, box.batch_first);
-    slice.batch_count = end - slice.batch_first;
-    return slice.batch_count > 0;
+  const auto positions_of = [](std::span<const Entry> entries) {
+    std::vector<Progression> positions;
+    for (const Entry& entry : entries) positions.push_back(entry.box.positions);
+    return hulls(positions);
   };
-  for_each_slice(problem(), restriction, [&](const Slice& found) {
-    for (const Entry& key : keys) {
-      Slice of_key = restrict_k(found, key.box.positions);
-      if (of_key.k.empty() || !batches(of_key, key.box)) continue;
-      const std::vector<Progression> head_sets = heads_reading(of_key.heads, problem().group(), key.box.heads);
-      for (const Entry& query : queries) {
-        Slice part_slice = restrict_q(of_key, query.box.positions);
-        if (part_slice.q.empty() || !batches(part_slice, query.box)) continue;
-        part_slice = normalize(part_slice);
-        if (part_slice.q.empty() || part_slice.k.empty()) continue;
-        for (const Progression& head_set : head_sets) {
-          AttendItem item;
-          item.slice = part_slice;
-          item.slice.heads = intersect(head_set, query.box.heads);
-          if (item.slice.heads.empty()) continue;
-          const auto state = static_cast<std::size_t>(part_slice.state);
-          const auto q_ref = [&](const Loc& loc) { return ref(loc, query.box, part_slice.q); };
-          const auto k_ref = [&](const Loc& loc) { return ref(loc, key.box, part_slice.k); };
-          item.operands[kQ] = q_ref(query.q);
-          item.operands[kK] = k_ref(key.k);
-          item.operands[kV] = k_ref(key.v);
-          if (backward_) {
-            item.operands[kDOut] = q_ref(query.d_out);
-            item.operands[kLse] = q_ref(query.lse);
-            item.operands[kDelta] = q_ref(query.delta.at(state));
-            item.operands[kDq] = q_ref(query.dq);
-            item.operands[kDk] = k_ref(key.dk);
-            item.operands[kDv] = k_ref(key.dv);
-          } else {
-            item.operands[kM] = q_ref(query.m.at(state));
-            item.operands[kL] = q_ref(query.l.at(state));
-            item.operands[kAcc] = q_ref(query.acc.at(state));
-          }
-          items.push_back(item);
+  const std::vector<Hull> hulls_k = positions_of(keys);
+  for (const Hull& q : positions_of(queries)) {
+    for (const Hull& k : hulls_k) {
+      for_each_slice(problem(), {q.begin, q.end, k.begin, k.end, heads.begin, heads.end}, [&](const Slice& slice) {
+        for (const std::size_t key : k.members) {
+          for (const std::size_t query : q.members) add_items(slice, queries[query], keys[key], items);
         }
-      }
+      });
     }
-  });
+  }
   return items;
+}
+
+// The pairs of a slice that are between two entries.
+void PassBuilder::add_items(const Slice& found, const Entry& query, const Entry& key, std::vector<AttendItem>& items) const {
+  AttendItem item;
+  Slice& slice = item.slice;
+  slice = restrict_k(found, key.box.positions);
+  if (slice.k.empty()) return;
+  slice = restrict_q(slice, query.box.positions);
+  if (slice.q.empty()) return;
+  for (const Box* box : {&query.box, &key.box}) {
+    const std::int64_t end = std::min(slice.batch_first + slice.batch_count, box->batch_first + box->batch_count);
+    slice.batch_first = std::max(slice.batch_first, box->batch_first);
+    slice.batch_count = end - slice.batch_first;
+    if (slice.batch_count <= 0) return;
+  }
+  slice = normalize(slice);
+  if (slice.q.empty() || slice.k.empty()) return;
+  const auto state = static_cast<std::size_t>(slice.state);
+  const auto q_ref = [&](const Loc& loc) { return ref(loc, query.box, slice.q); };
+  const auto k_ref = [&](const Loc& loc) { return ref(loc, key.box, slice.k); };
+  item.operands[kQ] = q_ref(query.q);
+  item.operands[kK] = k_ref(key.k);
+  item.operands[kV] = k_ref(key.v);
+  if (backward_) {
+    item.operands[kDOut] = q_ref(query.d_out);
+    item.operands[kLse] = q_ref(query.lse);
+    item.operands[kDelta] = q_ref(query.delta.at(state));
+    item.operands[kDq] = q_ref(query.dq);
+    item.operands[kDk] = k_ref(key.dk);
+    item.operands[kDv] = k_ref(key.dv);
+  } else {
+    item.operands[kM] = q_ref(query.m.at(state));
+    item.operands[kL] = q_ref(query.l.at(state));
+    item.operands[kAcc] = q_ref(query.acc.at(state));
+  }
+  for (const Progression& head_set : heads_reading(slice.heads, problem().group(), key.box.heads)) {
+    AttendItem part = item;
+    part.slice.heads = intersect(head_set, query.box.heads);
+    if (!part.slice.heads.empty()) items.push_back(part);
+  }
 }
 
 void PassBuilder::add_state(std::vector<Entry>& entries, RegionId region, std::vector<Launch>& fills) {
@@ -372,8 +387,7 @@ void PassBuilder::add_state(std::vector<Entry>& entries, RegionId region, std::v
 
 void PassBuilder::add_gradients(std::vector<Entry>& entries, bool key_side, RegionId region, std::vector<Launch>& fills) {
   std::int64_t offset = 0;
-  const std::vector<TensorKind> kinds =
-      key_side ? std::vector{TensorKind::dk, TensorKind::dv} : std::vector{TensorKind::dq};
+  const std::vector<TensorKind> kinds = key_side ? std::vector{TensorKind::dk, TensorKind::dv} : std::vector{TensorKind::dq};
   for (TensorKind kind : kinds) {
     const Part p = part_float32(kind);
     for (Entry& entry : entries) {
@@ -390,8 +404,9 @@ void PassBuilder::use_replicated(std::vector<Entry>& entries) {
     const Progression& positions = entry.box.positions;
     const auto caller = [&](TensorKind kind) {
       const Part p = part(kind);
-      set_loc(entry, p, {builder_.caller_view(kind, p.dtype, p.width, heads_progression(problem().heads)), positions.first,
-                         positions.stride});
+      set_loc(entry, p,
+              {builder_.caller_view(kind, p.dtype, p.width, heads_progression(problem().heads)), positions.first,
+               positions.stride});
     };
     caller(TensorKind::q);
     if (!backward_) continue;
@@ -482,8 +497,8 @@ void PassBuilder::end_forward(std::int64_t stage_index) {
   if (setting_.states == 1) {
     const Part none{};
     const bool kept = setting_.keeps_o_float32();
-    const std::vector<Part> parts{part(TensorKind::m), part(TensorKind::l),  part(TensorKind::acc), o,
-                                  lse,                 kept ? part(TensorKind::acc) : none};
+    const std::vector<Part> parts{
+        part(TensorKind::m), part(TensorKind::l), part(TensorKind::acc), o, lse, kept ? part(TensorKind::acc) : none};
     finalize_own(last, own_q_, parts);
   } else if (!own_q_.empty()) {
     // The states join into one; then each becomes its branch's o, in place, kept for the backward pass.
@@ -540,8 +555,8 @@ void PassBuilder::end_backward(std::int64_t stage_index) {
       for (const Entry& entry : entries) {
         const bool replicated = problem().replicated_q && !is_key_side(kind);
         if (i < items.size()) {
-          items[i].operands[1] = replicated ? RowRef{view, entry.box.positions.first, entry.box.positions.stride}
-                                            : RowRef{view, row, 1};
+          items[i].operands[1] =
+              replicated ? RowRef{view, entry.box.positions.first, entry.box.positions.stride} : RowRef{view, row, 1};
         }
         ++i;
         row += entry.box.positions.count;
@@ -564,8 +579,9 @@ void PassBuilder::replicate(std::int64_t first_stage, std::vector<Part> parts) {
     std::vector<Entry> entries = pieces_as_entries(setting_.shards_q[static_cast<std::size_t>(rank)], problem().heads);
     for (Entry& entry : entries) {
       for (const Part& p : parts) {
-        set_loc(entry, p, {builder_.caller_view(p.kind, p.dtype, p.width, heads_progression(problem().heads)),
-                           entry.box.positions.first, entry.box.positions.stride});
+        set_loc(entry, p,
+                {builder_.caller_view(p.kind, p.dtype, p.width, heads_progression(problem().heads)), entry.box.positions.first,
+                 entry.box.positions.stride});
       }
     }
     return entries;

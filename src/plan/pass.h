@@ -29,9 +29,7 @@ struct Setting {
     return *ring_routes_;
   }
   // 16-bit training keeps o in float32.
-  bool keeps_o_float32() const {
-    return problem->dtype != DType::float32 && options.backward && options.keep_o_float32;
-  }
+  bool keeps_o_float32() const { return problem->dtype != DType::float32 && options.backward && options.keep_o_float32; }
 
  private:
   mutable std::shared_ptr<const RingRoutes> ring_routes_;
@@ -80,7 +78,7 @@ class PassBuilder {
 
   // The parts of messages, float32 first.
   std::vector<Part> key_inputs() const;
-  std::vector<Part> query_inputs() const;     // empty where every rank holds them
+  std::vector<Part> query_inputs() const;  // empty where every rank holds them
   std::vector<Part> query_results(bool complete) const;
   std::vector<Part> key_results(bool complete) const;
 
@@ -100,6 +98,7 @@ class PassBuilder {
                             Which which = Which::all) const;
   std::vector<Box> parts_of(const Box& box, Which which) const;
   void finalize_own(std::vector<Launch>& where, std::span<const Entry> entries, std::span<const Part> parts);
+  void add_items(const Slice& slice, const Entry& query, const Entry& key, std::vector<AttendItem>& items) const;
   void fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& part, float value, HeadRange heads);
   void end_forward(std::int64_t stage);
   void end_backward(std::int64_t stage);

@@ -11,15 +11,16 @@ namespace ringspan {
 namespace internal {
 
 std::string_view to_string(TensorKind kind) {
-  static constexpr std::array<std::string_view, 18> kNames{"q",  "k",  "v",     "o", "lse", "do",  "dlse",      "dq",          "dk",
-                                                           "dv", "delta", "m", "l",   "acc", "partial_o", "partial_lse", "o_float32",
-                                                           "sink_gradient"};
+  static constexpr std::array<std::string_view, 18> kNames{
+      "q",  "k",     "v", "o", "lse", "do",        "dlse",        "dq",        "dk",
+      "dv", "delta", "m", "l", "acc", "partial_o", "partial_lse", "o_float32", "sink_gradient"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
 std::string_view to_string(LaunchKind kind) {
-  static constexpr std::array<std::string_view, 11> kNames{"fill",  "copy",   "add",             "merge",         "merge_states", "finalize",
-                                                           "delta", "attend", "attend_backward", "sink_gradient", "sum_sinks"};
+  static constexpr std::array<std::string_view, 11> kNames{"fill",     "copy",  "add",    "merge",           "merge_states",
+                                                           "finalize", "delta", "attend", "attend_backward", "sink_gradient",
+                                                           "sum_sinks"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 
@@ -89,7 +90,8 @@ std::vector<PeerBytes> Plan::traffic(Pass pass) const {
 }
 
 double Plan::flops(Pass pass) const {
-  return static_cast<double>(program_of(*data_, pass).pairs) * static_cast<double>(internal::flops_per_pair(data_->problem, pass));
+  return static_cast<double>(program_of(*data_, pass).pairs) *
+         static_cast<double>(internal::flops_per_pair(data_->problem, pass));
 }
 
 }  // namespace ringspan

@@ -52,22 +52,6 @@ std::int64_t keys_with_partner(const Slice& slice, std::vector<Progression>& out
   return slice.k.count - keys;
 }
 
-Restriction hull(const Rows& queries, const Rows& keys, HeadRange heads) {
-  Restriction restriction;
-  restriction.q_begin = restriction.k_begin = kNoHigh;
-  for (const Progression& piece : queries.pieces) {
-    restriction.q_begin = std::min(restriction.q_begin, piece.first);
-    restriction.q_end = std::max(restriction.q_end, piece.end());
-  }
-  for (const Progression& piece : keys.pieces) {
-    restriction.k_begin = std::min(restriction.k_begin, piece.first);
-    restriction.k_end = std::max(restriction.k_end, piece.end());
-  }
-  restriction.head_begin = heads.begin;
-  restriction.head_end = heads.end;
-  return restriction;
-}
-
 Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys, bool key_side) {
   Reads reads;
   if (queries.empty() || keys.empty() || heads.begin >= heads.end) return reads;
@@ -75,17 +59,17 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
   const std::vector<Progression>& others = key_side ? queries.pieces : keys.pieces;
   std::vector<BoxSet> sets(owned.size());
   std::vector<Progression> positions;
-  for_each_slice(problem, hull(queries, keys, heads), [&](const Slice& found) {
+  const auto visit = [&](const Slice& found, const Hull& own_hull, const Hull& other_hull) {
     const Slice slice = key_side ? found : transposed(found);  // the owned side is k
     const std::vector<Progression> head_sets =
         key_side ? kv_heads_of(slice.heads, problem.group()) : std::vector<Progression>{slice.heads};
-    for (std::size_t i = 0; i < owned.size(); ++i) {
+    for (const std::size_t i : own_hull.members) {
       const Slice mine = restrict_k(slice, owned[i]);
       if (mine.k.empty()) continue;
       positions.clear();
       std::int64_t excess = 0;
-      for (const Progression& piece : others) {
-        const Slice part = normalize(restrict_q(mine, piece));
+      for (const std::size_t other : other_hull.members) {
+        const Slice part = normalize(restrict_q(mine, others[other]));
         if (part.q.count > 0 && part.k.count > 0) excess += keys_with_partner(part, positions);
       }
       for (const Progression& head_set : head_sets) reads.excess_rows += excess * slice.batch_count * head_set.count;
@@ -95,7 +79,14 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
         }
       }
     }
-  });
+  };
+  const std::vector<Hull> hulls_q = hulls(queries.pieces);
+  for (const Hull& k : hulls(keys.pieces)) {
+    for (const Hull& q : hulls_q) {
+      for_each_slice(problem, {q.begin, q.end, k.begin, k.end, heads.begin, heads.end},
+                     [&](const Slice& slice) { visit(slice, key_side ? k : q, key_side ? q : k); });
+    }
+  }
   for (const BoxSet& set : sets) {
     const std::vector<Box> boxes = set.boxes();
     reads.boxes.insert(reads.boxes.end(), boxes.begin(), boxes.end());
@@ -105,6 +96,21 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
 }
 
 }  // namespace
+
+std::vector<Hull> hulls(std::span<const Progression> pieces) {
+  std::vector<std::size_t> order;
+  for (std::size_t i = 0; i < pieces.size(); ++i) {
+    if (!pieces[i].empty()) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) { return pieces[a].first < pieces[b].first; });
+  std::vector<Hull> result;
+  for (const std::size_t i : order) {
+    if (result.empty() || pieces[i].first > result.back().end) result.push_back({pieces[i].first, pieces[i].end(), {}});
+    result.back().end = std::max(result.back().end, pieces[i].end());
+    result.back().members.push_back(i);
+  }
+  return result;
+}
 
 Reads keys_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys) {
   return rows_read(problem, queries, heads, keys, true);

@@ -22,7 +22,7 @@ struct HeadRange {
 };
 
 struct Reads {
-  std::vector<Box> boxes;  // disjoint; on the key side in kv heads, on the query side in query heads
+  std::vector<Box> boxes;        // disjoint; on the key side in kv heads, on the query side in query heads
   std::int64_t excess_rows = 0;  // rows of the boxes that nobody reads; at most, where several slices share rows
 };
 
@@ -30,6 +30,15 @@ struct Reads {
 Reads keys_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys);
 // Rows of `queries` (in query heads) that attend some key of `keys`.
 Reads queries_reading(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys);
+
+// Pieces whose ranges overlap or touch, and the range of all of them; between two hulls there is a gap, so that a pattern is
+// lowered for what is at hand and not for what lies between.
+struct Hull {
+  std::int64_t begin = 0;
+  std::int64_t end = 0;
+  std::vector<std::size_t> members;
+};
+std::vector<Hull> hulls(std::span<const Progression> pieces);
 
 // The kv heads that a progression of query heads reads, as disjoint progressions.
 std::vector<Progression> kv_heads_of(const Progression& heads, int group);

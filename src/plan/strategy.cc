@@ -1,7 +1,6 @@
 #include "plan/strategy.h"
 
 #include <array>
-#include <numeric>
 
 #include "base/check.h"
 #include "plan/pass.h"
@@ -11,40 +10,30 @@ namespace ringspan {
 namespace internal {
 namespace {
 
-std::vector<int> all_ranks(const Setting& setting) {
-  std::vector<int> ranks(static_cast<std::size_t>(setting.ranks()));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
-}
+Progression all_ranks(const Setting& setting) { return {0, 1, setting.ranks()}; }
+Progression one_rank(int rank) { return {rank, 1, 1}; }
 
 Assignment owner_of_query(const Setting& setting, int rank) {
-  return {{rank}, all_ranks(setting), {0, setting.problem->heads}};
+  return {one_rank(rank), all_ranks(setting), {0, setting.problem->heads}};
 }
 
 Assignment owner_of_key(const Setting& setting, int rank) {
-  return {all_ranks(setting), {rank}, {0, setting.problem->heads}};
+  return {all_ranks(setting), one_rank(rank), {0, setting.problem->heads}};
 }
 
 Assignment owner_of_head(const Setting& setting, int rank) {
-  const int heads = setting.problem->heads;
-  const int ranks = setting.ranks();
-  return {all_ranks(setting), all_ranks(setting), {heads * rank / ranks, heads * (rank + 1) / ranks}};
+  const std::int64_t heads = setting.problem->heads;
+  const auto first = [&](std::int64_t r) { return static_cast<int>(heads * r / setting.ranks()); };
+  return {all_ranks(setting), all_ranks(setting), {first(rank), first(rank + 1)}};
 }
 
 // Of p ranks c compute: rank floor(g p / c) the queries of group g.
 Assignment few_ranks(const Setting& setting, int rank) {
-  const int ranks = setting.ranks();
-  const int computing = setting.options.computing_ranks;
-  Assignment assignment;
-  for (int group = 0; group < computing; ++group) {
-    const int begin = group * ranks / computing;
-    if (begin != rank) continue;
-    for (int owner = begin; owner < (group + 1) * ranks / computing; ++owner) assignment.query_owners.push_back(owner);
-  }
-  if (assignment.query_owners.empty()) return assignment;
-  assignment.key_owners = all_ranks(setting);
-  assignment.heads = {0, setting.problem->heads};
-  return assignment;
+  const std::int64_t ranks = setting.ranks();
+  const std::int64_t computing = setting.options.computing_ranks;
+  const std::int64_t group = (rank * computing + ranks - 1) / ranks;  // the first that begins at this rank or after it
+  if (group == computing || group * ranks / computing != rank) return {};
+  return {{rank, 1, (group + 1) * ranks / computing - rank}, all_ranks(setting), {0, setting.problem->heads}};
 }
 
 constexpr std::array kStrategies{

@@ -6,7 +6,6 @@
 
 #include <span>
 #include <string_view>
-#include <vector>
 
 #include "plan/reads.h"
 #include "ringspan/plan.h"
@@ -16,10 +15,10 @@ namespace ringspan::internal {
 class PassBuilder;
 struct Setting;
 
-// A rank computes the queries of `query_owners` against the keys of `key_owners`, for `heads`.
+// A rank computes the queries of `query_owners` against the keys of `key_owners` (ranks), for `heads`.
 struct Assignment {
-  std::vector<int> query_owners;
-  std::vector<int> key_owners;
+  Progression query_owners;
+  Progression key_owners;
   HeadRange heads;
   bool computes() const { return !query_owners.empty() && !key_owners.empty() && heads.begin < heads.end; }
 };
