@@ -5,11 +5,13 @@
 //  - Per (source, destination, round) at most one message; contiguous, never empty, the same size at both ends; both ends
 //    use the same round number. Within a pair messages match in the order in which they were posted; the round number is
 //    carried only to check that.
-//  - post() never blocks on a peer. A posted buffer belongs to the transport until wait() of its request or abort() returns.
+//  - post() never blocks on a peer. A posted buffer belongs to the transport until wait() of its request or abort() returns, or
+//    a call has thrown CommError.
 //  - wait() drives progress, returns when every message of the request is complete, and throws CommError when a peer died,
-//    sent something unexpected, or showed no sign of life for longer than the deadline. progress() is a sign of life: it is
-//    called about every millisecond while computing.
-//  - After an error the communicator stays failed: every later call throws the same error. abort() tells the peers.
+//    sent something unexpected, or showed no sign of life for longer than the deadline, counted from its last one or from the
+//    begin of wait(), whichever came later. progress() is a sign of life: it is called about every millisecond while computing.
+//  - After a CommError the communicator stays failed: every later call throws the same error. abort() tells the peers, and so
+//    does a failure. Wrong arguments throw InvalidArgument, post nothing, and leave the communicator usable.
 //  - One thread drives a communicator; duplicate() gives an independent one over the same ranks (collective call).
 //  - Messages of errors begin "rank R/P:" and name peer, round and time.
 #pragma once

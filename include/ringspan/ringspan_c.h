@@ -5,6 +5,7 @@
 
 #include <stdint.h>
 
+/* NOLINTBEGIN(readability-identifier-naming): C names are lower case. */
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -82,10 +83,10 @@ typedef struct ringspan_communicator {
 
 /* ---- Conventions of the functions below --------------------------------------------------------------------------------
  *
- * They return an enum ringspan_status; the text of the calling thread's latest failure is ringspan_last_error(). In structs zero
- * (NULL) means the default, so a struct is zeroed, its struct_size set and the rest filled in as needed. Handles are made by a
- * create function and given back by its destroy function, which accepts NULL. A handle is used by one thread at a time; making
- * and destroying different ones at the same time is fine. */
+ * They return an enum ringspan_status; the text of the calling thread's latest failure is ringspan_last_error(). In structs
+ * zero (NULL) means the default, so a struct is zeroed, its struct_size set and the rest filled in as needed. Handles are made
+ * by a create function and given back by its destroy function, which accepts NULL. A handle is used by one thread at a time;
+ * making and destroying different ones at the same time is fine. */
 
 /* "0.1.0", of the library that was linked. */
 const char* ringspan_version(void);
@@ -100,8 +101,8 @@ enum ringspan_pass { RINGSPAN_FORWARD = 0, RINGSPAN_BACKWARD = 1 };
 
 typedef struct ringspan_problem {
   uint64_t struct_size;
-  int64_t batch;        /* 0: 1 */
-  int64_t tokens_q;     /* over all ranks, per batch item */
+  int64_t batch;    /* 0: 1 */
+  int64_t tokens_q; /* over all ranks, per batch item */
   int64_t tokens_k;
   int32_t heads;
   int32_t kv_heads;     /* 0: heads */
@@ -115,9 +116,9 @@ typedef struct ringspan_problem {
   float scale;          /* 0: 1 / sqrt(head_dim) */
   float softcap;        /* 0: off */
   float dropout;
-  uint64_t seed;           /* of the dropout */
-  const char* pattern;     /* "causal & window:1023,0"; NULL: "full" */
-  const char* sharding_q;  /* NULL: "contiguous" */
+  uint64_t seed;          /* of the dropout */
+  const char* pattern;    /* "causal & window:1023,0"; NULL: "full" */
+  const char* sharding_q; /* NULL: "contiguous" */
   const char* sharding_k;
   const int32_t* cu_seqlens_q; /* documents, with their number of entries */
   uint64_t cu_seqlens_q_count;
@@ -129,17 +130,17 @@ typedef struct ringspan_problem {
 
 typedef struct ringspan_options {
   uint64_t struct_size;
-  const char* strategy;          /* NULL: "auto" */
-  int64_t bucket_rows;           /* 0: as the planner thinks best; -1: whole chunks */
-  int64_t memory_budget;         /* bytes per rank, tensors and arena; 0: unlimited */
-  int32_t computing_ranks;       /* strategy "local" only */
-  int32_t threads;               /* of this rank's kernels; 0: 1 */
-  int32_t forward_only;          /* 1: plan no backward pass */
-  int32_t round_o;               /* 1: backward of 16-bit tensors reads the rounded o instead of one kept in float32 */
-  int64_t flops_per_second;      /* the cost model of "auto"; 0: its defaults */
+  const char* strategy;     /* NULL: "auto" */
+  int64_t bucket_rows;      /* 0: as the planner thinks best; -1: whole chunks */
+  int64_t memory_budget;    /* bytes per rank, tensors and arena; 0: unlimited */
+  int32_t computing_ranks;  /* strategy "local" only */
+  int32_t threads;          /* of this rank's kernels; 0: 1 */
+  int32_t forward_only;     /* 1: plan no backward pass */
+  int32_t round_o;          /* 1: backward of 16-bit tensors reads the rounded o instead of one kept in float32 */
+  int64_t flops_per_second; /* the cost model of "auto"; 0: its defaults */
   int64_t bytes_per_second;
   int64_t message_nanoseconds;
-  const char* attend_kernel;     /* NULL: the best that supports the shape */
+  const char* attend_kernel; /* NULL: the best that supports the shape */
   const char* attend_backward_kernel;
 } ringspan_options;
 
@@ -155,12 +156,13 @@ typedef struct ringspan_plan ringspan_plan;
 typedef struct ringspan_memory_line {
   char component[32]; /* q, k, v, ... or buckets, staging, state, gradients, saved, scratch */
   int64_t bytes;
-  int32_t in_arena;   /* otherwise a tensor of the caller's */
+  int32_t in_arena; /* otherwise a tensor of the caller's */
   int32_t reserved;
 } ringspan_memory_line;
 
 /* `options` may be NULL. Strings and arrays of both are copied. */
-int32_t ringspan_plan_create(const ringspan_problem* problem, const ringspan_options* options, int32_t rank, ringspan_plan** plan);
+int32_t ringspan_plan_create(const ringspan_problem* problem, const ringspan_options* options, int32_t rank,
+                             ringspan_plan** plan);
 void ringspan_plan_destroy(ringspan_plan* plan);
 /* Of any rank's arena; alignment 64. */
 int32_t ringspan_plan_arena_bytes(const ringspan_plan* plan, int32_t rank, int64_t* bytes);
@@ -203,11 +205,11 @@ typedef struct ringspan_tensor {
 
 typedef struct ringspan_forward_tensors {
   uint64_t struct_size;
-  ringspan_tensor q, k, v;     /* read only */
+  ringspan_tensor q, k, v; /* read only */
   ringspan_tensor o, lse;
-  const float* alibi_slopes;   /* (heads), or (batch, heads) with a batch stride */
+  const float* alibi_slopes; /* (heads), or (batch, heads) with a batch stride */
   int64_t alibi_batch_stride;
-  const float* sinks;          /* (heads) */
+  const float* sinks; /* (heads) */
 } ringspan_forward_tensors;
 
 typedef struct ringspan_backward_tensors {
@@ -240,8 +242,9 @@ typedef struct ringspan_pass_stats {
 int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspan_options* options, ringspan_comm* comm,
                                   const ringspan_execute_options* execute, ringspan_attention** attention);
 /* Collective. Runs a plan made before, in `arena` (aligned to 64; NULL: allocated here), which must outlive the attention. */
-int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_comm* comm, const ringspan_execute_options* execute,
-                                            void* arena, uint64_t arena_bytes, ringspan_attention** attention);
+int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_comm* comm,
+                                            const ringspan_execute_options* execute, void* arena, uint64_t arena_bytes,
+                                            ringspan_attention** attention);
 void ringspan_attention_destroy(ringspan_attention* attention);
 int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors);
 int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors);
@@ -255,5 +258,6 @@ int32_t ringspan_attention_trace(ringspan_attention* attention, const char** jso
 #ifdef __cplusplus
 } /* extern "C" */
 #endif
+/* NOLINTEND(readability-identifier-naming) */
 
 #endif /* RINGSPAN_RINGSPAN_C_H_ */

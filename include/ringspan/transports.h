@@ -46,8 +46,8 @@ std::unique_ptr<Communicator> make_socket_communicator(int rank, std::span<const
 
 // How one forked rank ended.
 struct RankOutcome {
-  std::exception_ptr error;  // null: the body returned. What it threw arrives as the same class of ringspan::Error.
-  std::string message;       // of the error
+  std::exception_ptr error;   // null: the body returned. What it threw arrives as the same class of ringspan::Error.
+  std::string message;        // of the error
   bool told_by_peer = false;  // the error began in another rank
   int signal = 0;             // that killed the process; 0: none
 };

@@ -20,7 +20,8 @@ namespace {
 constexpr std::size_t kFingerprintFields = 2;
 constexpr std::int32_t kNoRank = std::numeric_limits<std::int32_t>::max();
 // What a field that a rank does not have contributes: nothing.
-constexpr AgreeExtent kAbsent{std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(), kNoRank, kNoRank};
+constexpr AgreeExtent kAbsent{std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(), kNoRank,
+                              kNoRank};
 
 struct ErrorSlot {
   std::int32_t rank = kNoRank;  // none

@@ -2,9 +2,9 @@
 //
 // Every rank brings the same list of named values. By dissemination (in step k rank r sends what it knows to r + 2^k and hears
 // from r - 2^k) the minimum and the maximum of every field, with the lowest ranks that hold them, reach every rank in
-// ceil(log2 p) rounds, for any p; both are idempotent, so it does not matter that a rank may be heard of twice. A rank whose own
-// arguments are wrong takes part with its error instead of leaving the others to wait: all ranks throw the error of the lowest
-// such rank, with its class. Ranks of different versions of the library, or with different lists, are told so.
+// ceil(log2 p) rounds, for any p; both are idempotent, so it does not matter that a rank may be heard of twice. A rank whose
+// own arguments are wrong takes part with its error instead of leaving the others to wait: all ranks throw the error of the
+// lowest such rank, with its class. Ranks of different versions of the library, or with different lists, are told so.
 //
 // Cost: steps(p) rounds of one message out and one in, each of message_bytes() or fingerprint_message_bytes(); no allocation
 // after construction except for errors. Thread safety: as the communicator.

@@ -91,8 +91,8 @@ TEST(AgreementTest, TheErrorOfTheLowestRankReachesAllWithItsClass) {
     });
     for (int rank = 0; rank < ranks; ++rank) {
       const std::string where = rank == low ? "" : "on rank " + std::to_string(low) + ": ";
-      EXPECT_EQ(errors[static_cast<std::size_t>(rank)], "rank " + std::to_string(rank) + "/" + std::to_string(ranks) + ": " + where +
-                                                            "k.head_dim (64) must equal q.head_dim (128)");
+      EXPECT_EQ(errors[static_cast<std::size_t>(rank)], "rank " + std::to_string(rank) + "/" + std::to_string(ranks) + ": " +
+                                                            where + "k.head_dim (64) must equal q.head_dim (128)");
     }
   }
 }
@@ -142,9 +142,8 @@ TEST(AgreementTest, FingerprintAndCallNumber) {
   });
   EXPECT_EQ(plans[1],
             "rank 1/2: ranks disagree on the plan (fingerprint): 0xffffffffffffffff on rank 0, 0x0000000000000012 on rank 1");
-  const auto calls = errors_of<CommError>(3, [](Communicator& comm) {
-    Agreement(comm).agree_fingerprint(1, comm.rank() == 1 ? 7 : 8, nullptr, kPatience);
-  });
+  const auto calls = errors_of<CommError>(
+      3, [](Communicator& comm) { Agreement(comm).agree_fingerprint(1, comm.rank() == 1 ? 7 : 8, nullptr, kPatience); });
   EXPECT_EQ(calls[2], "rank 2/3: ranks disagree on the number of the execution: 8 on rank 0, 7 on rank 1");
 }
 

@@ -1,4 +1,5 @@
-// BatchChecker: what must hold of every batch, whatever the transport. Throws InvalidArgument; no allocation after construction.
+// BatchChecker: what must hold of every batch, whatever the transport. Throws InvalidArgument; no allocation after
+// construction.
 #pragma once
 
 #include <cstdint>

@@ -67,7 +67,8 @@ class CallbackCommunicator final : public Communicator {
     failure_.code = ErrorCode::comm_error;
     try {
       failure_.text = rank_prefix(c_.rank, c_.size) + "aborted: " + reason;
-    } catch (...) {  // out of memory: failed without a text
+    } catch (...) {
+      failure_.text.clear();  // out of memory: failed all the same
     }
   }
 
@@ -106,8 +107,7 @@ class CallbackCommunicator final : public Communicator {
     if (status == RINGSPAN_OK) return;
     std::string text = error_text();
     if (text.empty()) text = fmt::format("the {} callback failed with status {}", call, status);
-    const std::string prefix = rank_prefix(c_.rank, c_.size);
-    if (!text.starts_with(prefix)) text.insert(0, prefix);
+    add_prefix(text);
     const bool known = status > RINGSPAN_OK && status <= RINGSPAN_PEER_FAILURE;
     const ErrorCode code = known ? static_cast<ErrorCode>(status) : ErrorCode::comm_error;
     if (code == ErrorCode::invalid_argument || code == ErrorCode::unsupported) std::rethrow_exception(make_error(code, text));
@@ -121,7 +121,14 @@ class CallbackCommunicator final : public Communicator {
     return std::string(buffer, std::min<std::size_t>(length, sizeof buffer - 1));
   }
 
+  // Texts of a ringspan communicator behind the callbacks have it already.
+  void add_prefix(std::string& text) const {
+    const std::string prefix = rank_prefix(c_.rank, c_.size);
+    if (!text.starts_with(prefix)) text.insert(0, prefix);
+  }
+
   [[noreturn]] void fail(ErrorCode code, std::string text) {
+    add_prefix(text);
     failure_ = {code, std::move(text)};
     std::rethrow_exception(make_error(failure_.code, failure_.text));
   }

@@ -63,7 +63,7 @@ class SocketTransport final : public Transport {
     std::size_t control_out_at = 0, control_out_end = 0;  // what of control_out is still to be written
     TimePoint heard, told;
     bool said_farewell = false;
-    bool closed = false;  // the control socket has ended
+    bool closed = false;                 // the control socket has ended
     std::deque<PeerSockets> duplicates;  // passed by the peer, not asked for yet
     PeerSockets passed;                  // came with the frame that is being read
   };
@@ -91,7 +91,7 @@ class SocketTransport final : public Transport {
   void pass_duplicate(Link& link, const PeerSockets& sockets, TimePoint begin);
   void wait_for_duplicate(Link& link, TimePoint begin);
 
-  std::vector<Link> links_;  // per rank; our own is empty
+  std::vector<Link> links_;    // per rank; our own is empty
   std::vector<pollfd> polls_;  // two per link
 };
 
@@ -166,10 +166,9 @@ void SocketTransport::send_data(Link& to) {
   while (!to.sends.empty() && budget > 0) {
     Operation& operation = *to.sends.front();
     if (to.out_at == 0) to.out = {DataHeader::kMagic, rank(), operation.round, operation.message.bytes};
-    std::array<iovec, 2> parts{
-        iovec{reinterpret_cast<std::byte*>(&to.out) + to.out_at, sizeof to.out - to.out_at},
-        iovec{static_cast<std::byte*>(operation.message.data) + operation.moved,
-              static_cast<std::size_t>(std::min(budget, operation.message.bytes - operation.moved))}};
+    std::array<iovec, 2> parts{iovec{reinterpret_cast<std::byte*>(&to.out) + to.out_at, sizeof to.out - to.out_at},
+                               iovec{static_cast<std::byte*>(operation.message.data) + operation.moved,
+                                     static_cast<std::size_t>(std::min(budget, operation.message.bytes - operation.moved))}};
     const Moved moved = send_some(to.data.get(), to.out_at < sizeof to.out ? std::span(parts) : std::span(parts).subspan(1));
     if (moved.closed) fail_closed(to, &operation, moved.error);
     if (moved.bytes == 0) return;

@@ -19,9 +19,8 @@ TEST(ThreadTransportTest, RingOfOneValue) {
       int mine = comm.rank();
       for (int step = 0; step < 50; ++step) {
         int received = -1;
-        const std::array batch{
-            Message{Direction::send, (comm.rank() + 1) % ranks, &mine, sizeof mine},
-            Message{Direction::receive, (comm.rank() + ranks - 1) % ranks, &received, sizeof received}};
+        const std::array batch{Message{Direction::send, (comm.rank() + 1) % ranks, &mine, sizeof mine},
+                               Message{Direction::receive, (comm.rank() + ranks - 1) % ranks, &received, sizeof received}};
         comm.wait(comm.post(static_cast<std::uint64_t>(step), batch), kPatience);
         mine = received;
       }

@@ -152,8 +152,8 @@ std::string Transport::mismatch_at_receiver(const Operation& receive, std::uint6
 }
 
 std::string Transport::mismatch_at_sender(const Operation& send, std::uint64_t round, std::int64_t bytes) {
-  return fmt::format("message to rank {} is of round {} with {} bytes; rank {} expects round {} with {} bytes", send.message.peer,
-                     send.round, send.message.bytes, send.message.peer, round, bytes);
+  return fmt::format("message to rank {} is of round {} with {} bytes; rank {} expects round {} with {} bytes",
+                     send.message.peer, send.round, send.message.bytes, send.message.peer, round, bytes);
 }
 
 void Transport::check_not_outstanding(std::uint64_t round, const Message& message) const {

@@ -49,8 +49,8 @@ class Transport : public Communicator {
   struct Operation {
     Message message;
     std::uint64_t round = 0;
-    std::int64_t moved = 0;             // payload bytes moved so far, kept by the transport
-    Operation* next = nullptr;          // in a Queue
+    std::int64_t moved = 0;     // payload bytes moved so far, kept by the transport
+    Operation* next = nullptr;  // in a Queue
     Operation* next_in_batch = nullptr;
     std::atomic<bool> complete{false};  // after this the transport touches neither the operation nor its buffer
   };

@@ -31,7 +31,9 @@ using Bytes = std::vector<std::uint8_t>;
 inline constexpr Seconds kPatience{60.0};
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 7};
 
-inline Message send_to(int peer, Bytes& data) { return {Direction::send, peer, data.data(), static_cast<std::int64_t>(data.size())}; }
+inline Message send_to(int peer, Bytes& data) {
+  return {Direction::send, peer, data.data(), static_cast<std::int64_t>(data.size())};
+}
 inline Message receive_from(int peer, Bytes& data) {
   return {Direction::receive, peer, data.data(), static_cast<std::int64_t>(data.size())};
 }
@@ -92,7 +94,8 @@ std::string error_of(Action&& action) {
 // Calls something that fails sooner or later until it does, and returns the text.
 inline std::string error_in_time(Communicator& comm) {
   return error_of([&] {
-    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60); std::chrono::steady_clock::now() < end;) {
+    for (const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(60);
+         std::chrono::steady_clock::now() < end;) {
       comm.progress();
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
@@ -114,7 +117,8 @@ class ConformanceTest : public testing::TestWithParam<std::shared_ptr<const Worl
 struct RandomTraffic {
   std::uint32_t seed;
   std::size_t bytes(std::uint64_t round, int source, int destination) const {
-    std::uint64_t draw = seed ^ (round << 32) ^ (static_cast<std::uint64_t>(source) << 16) ^ static_cast<std::uint64_t>(destination);
+    std::uint64_t draw =
+        seed ^ (round << 32) ^ (static_cast<std::uint64_t>(source) << 16) ^ static_cast<std::uint64_t>(destination);
     for (int i = 0; i < 2; ++i) draw = (draw ^ (draw >> 31)) * 0x9e3779b97f4a7c15U;  // mixes; as good as it needs to be
     draw ^= draw >> 29;
     constexpr std::size_t kMost[] = {0, 16, 5000, 300000};  // 0: no message
@@ -130,9 +134,8 @@ class Content {
   Content(std::uint64_t round, int source) : at_((round * 7919 + static_cast<std::uint64_t>(source) * 104729) % kLength) {}
 
   void fill(Bytes& data) const {
-    visit(data.size(), [&](std::size_t at, const std::uint8_t* from, std::size_t count) {
-      std::memcpy(data.data() + at, from, count);
-    });
+    visit(data.size(),
+          [&](std::size_t at, const std::uint8_t* from, std::size_t count) { std::memcpy(data.data() + at, from, count); });
   }
   bool is_in(const Bytes& data) const {
     bool same = true;
@@ -201,8 +204,8 @@ inline void land(Communicator& comm, Flight& flight, std::uint64_t round, std::m
   }
   for (int peer = 0; peer < comm.size(); ++peer) {
     const Bytes& in = flight.in[static_cast<std::size_t>(peer)];
-    require(Content(round, peer).is_in(in), fmt::format("rank {}: {} bytes from rank {} in round {} are wrong (seed {})", comm.rank(),
-                                                        in.size(), peer, round, seed));
+    require(Content(round, peer).is_in(in), fmt::format("rank {}: {} bytes from rank {} in round {} are wrong (seed {})",
+                                                        comm.rank(), in.size(), peer, round, seed));
   }
 }
 
@@ -378,9 +381,11 @@ TEST_P(ConformanceTest, WrongArgumentsAreRefusedAndTheCommunicatorStaysUsable) {
     refused(fmt::format("peer ({}) must be another rank", comm.rank()), {send_to(comm.rank(), data)});
     refused(fmt::format("data of the message for rank {} must not be null", peer), {{Direction::send, peer, nullptr, 8}});
     refused(fmt::format("bytes (0) of the message for rank {} must be positive", peer), {{Direction::send, peer, &data, 0}});
-    refused(fmt::format("bytes (-5) of the message for rank {} must be positive", peer), {{Direction::receive, peer, &data, -5}});
+    refused(fmt::format("bytes (-5) of the message for rank {} must be positive", peer),
+            {{Direction::receive, peer, &data, -5}});
     refused(fmt::format("second send to rank {} in one round", peer), {send_to(peer, data), send_to(peer, data)});
-    refused(fmt::format("second receive from rank {} in one round", peer), {receive_from(peer, data), receive_from(peer, data)});
+    refused(fmt::format("second receive from rank {} in one round", peer),
+            {receive_from(peer, data), receive_from(peer, data)});
 
     barrier(comm, 1);
     Bytes in(8);
@@ -455,9 +460,10 @@ TEST_P(ConformanceTest, SilencePastTheDeadlineIsAnErrorThatNamesPeerRoundAndTime
       const std::string& error = errors[static_cast<std::size_t>(rank)];
       EXPECT_THAT(error, testing::StartsWith(fmt::format("rank {}/{}: ", rank, ranks)));
       // Where another rank was first to notice, its words are part of the error.
-      EXPECT_THAT(error, testing::ContainsRegex(fmt::format("waiting for 65536 bytes from rank {} in round 14: no sign of life for "
-                                                            "[0-9]+\\.[0-9] s \\(deadline 0\\.3 s\\)",
-                                                            ranks - 1)));
+      EXPECT_THAT(error,
+                  testing::ContainsRegex(fmt::format("waiting for 65536 bytes from rank {} in round 14: no sign of life for "
+                                                     "[0-9]+\\.[0-9] s \\(deadline 0\\.3 s\\)",
+                                                     ranks - 1)));
     }
   }
 }

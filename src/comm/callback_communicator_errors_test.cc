@@ -1,0 +1,186 @@
+// What the C boundary refuses, and how errors cross it. What works is the conformance suite's.
+#include <array>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include <gtest/gtest.h>
+
+#include "comm/c_adapter.h"
+#include "ringspan/error.h"
+#include "ringspan/transports.h"
+
+namespace ringspan {
+namespace {
+
+constexpr Communicator::Seconds kPatience{60.0};
+
+// An embedder's communicator that answers as it is told.
+struct Scripted {
+  std::int32_t status = RINGSPAN_OK;
+  std::string text;
+  bool makes_request = true;
+  int destroyed = 0;
+  std::string aborted;
+};
+
+Scripted& scripted(void* user) { return *static_cast<Scripted*>(user); }
+
+ringspan_communicator callbacks_of(Scripted& script) {
+  ringspan_communicator c{};
+  c.struct_size = sizeof c;
+  c.user = &script;
+  c.rank = 1;
+  c.size = 3;
+  c.post = [](void* user, std::uint64_t, const ringspan_message*, std::uint64_t, std::uint64_t* request) {
+    *request = scripted(user).makes_request ? 1 : 0;
+    return scripted(user).status;
+  };
+  c.test = [](void* user, std::uint64_t, std::int32_t* complete) {
+    *complete = 1;
+    return scripted(user).status;
+  };
+  c.wait = [](void* user, std::uint64_t, double) { return scripted(user).status; };
+  c.progress = [](void* user) { return scripted(user).status; };
+  c.abort = [](void* user, const char* reason) { scripted(user).aborted = reason; };
+  c.error_text = [](void* user, char* buffer, std::uint64_t capacity) {
+    std::strncpy(buffer, scripted(user).text.c_str(), capacity);
+    return static_cast<std::uint64_t>(scripted(user).text.size());
+  };
+  c.destroy = [](void* user) { ++scripted(user).destroyed; };
+  return c;
+}
+
+template <typename Expected, typename Action>
+std::string error_of(Action&& action) {
+  try {
+    action();
+  } catch (const Expected& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+std::string refusal_of(const ringspan_communicator& callbacks) {
+  return error_of<InvalidArgument>([&] { make_communicator(callbacks); });
+}
+
+TEST(CallbackCommunicatorErrors, AStructThatIsNotWholeIsRefusedMemberByMember) {
+  Scripted script;
+  const ringspan_communicator good = callbacks_of(script);
+  ringspan_communicator c = good;
+  c.struct_size = 8;
+  EXPECT_EQ(refusal_of(c),
+            "communicator.struct_size (8) must be sizeof(ringspan_communicator) (" + std::to_string(sizeof c) + ")");
+  c = good;
+  c.size = 0;
+  EXPECT_EQ(refusal_of(c), "communicator.size (0) must be at least 1");
+  c = good;
+  c.rank = 3;
+  EXPECT_EQ(refusal_of(c), "communicator.rank (3) must be in [0, 3)");
+  c.rank = -1;
+  EXPECT_EQ(refusal_of(c), "communicator.rank (-1) must be in [0, 3)");
+  c = good;
+  c.post = nullptr;
+  EXPECT_EQ(refusal_of(c), "communicator.post must not be null");
+  c = good;
+  c.test = nullptr;
+  EXPECT_EQ(refusal_of(c), "communicator.test must not be null");
+  c = good;
+  c.wait = nullptr;
+  EXPECT_EQ(refusal_of(c), "communicator.wait must not be null");
+  c = good;
+  c.progress = nullptr;
+  EXPECT_EQ(refusal_of(c), "communicator.progress must not be null");
+  c = good;
+  c.abort = nullptr;
+  EXPECT_EQ(refusal_of(c), "communicator.abort must not be null");
+  EXPECT_EQ(script.destroyed, 0);
+  make_communicator(good).reset();
+  EXPECT_EQ(script.destroyed, 1);
+}
+
+TEST(CallbackCommunicatorErrors, AStatusBecomesItsClassAndAFailureStays) {
+  const auto check = [](std::int32_t status, auto expected, const std::string& text, const std::string& whole) {
+    Scripted script;
+    const auto comm = make_communicator(callbacks_of(script));
+    script.status = status;
+    script.text = text;
+    EXPECT_EQ(error_of<decltype(expected)>([&] { comm->progress(); }), whole);
+    script.status = RINGSPAN_OK;
+    return error_of<decltype(expected)>([&] { comm->progress(); });  // afterwards
+  };
+  EXPECT_EQ(check(RINGSPAN_INVALID_ARGUMENT, InvalidArgument(""), "bad peer", "rank 1/3: bad peer"), "no error");
+  EXPECT_EQ(check(RINGSPAN_UNSUPPORTED, Unsupported(""), "not here", "rank 1/3: not here"), "no error");
+  EXPECT_EQ(check(RINGSPAN_COMM_ERROR, CommError(""), "rank 1/3: wire cut", "rank 1/3: wire cut"), "rank 1/3: wire cut");
+  EXPECT_EQ(check(RINGSPAN_PEER_FAILURE, CommError(""), "rank 2 left", "rank 1/3: rank 2 left"), "rank 1/3: rank 2 left");
+  EXPECT_EQ(check(RINGSPAN_DEVICE_ERROR, DeviceError(""), "on fire", "rank 1/3: on fire"), "rank 1/3: on fire");
+  EXPECT_EQ(check(4711, CommError(""), "", "rank 1/3: the progress callback failed with status 4711"),
+            "rank 1/3: the progress callback failed with status 4711");
+}
+
+TEST(CallbackCommunicatorErrors, TextsAreCutToTheBufferNotReadPastIt) {
+  Scripted script;
+  const auto comm = make_communicator(callbacks_of(script));
+  script.status = RINGSPAN_COMM_ERROR;
+  script.text = std::string(100000, 'x');
+  const std::string text = error_of<CommError>([&] { comm->progress(); });
+  EXPECT_GT(text.size(), 1000U);
+  EXPECT_LT(text.size(), 5000U);
+}
+
+TEST(CallbackCommunicatorErrors, APostWithoutARequestIsAFailure) {
+  Scripted script;
+  const auto comm = make_communicator(callbacks_of(script));
+  script.makes_request = false;
+  EXPECT_EQ(error_of<CommError>([&] { comm->post(0, {}); }), "rank 1/3: post succeeded, but made no request");
+}
+
+TEST(CallbackCommunicatorErrors, AbortPassesTheReasonAndFails) {
+  Scripted script;
+  const auto comm = make_communicator(callbacks_of(script));
+  comm->abort("enough");
+  comm->abort("more than enough");
+  EXPECT_EQ(script.aborted, "enough");
+  EXPECT_EQ(error_of<CommError>([&] { comm->progress(); }), "rank 1/3: aborted: enough");
+}
+
+TEST(CallbackCommunicatorErrors, WithoutOptionalCallbacksOnlyTheirPartIsMissing) {
+  Scripted script;
+  ringspan_communicator c = callbacks_of(script);
+  c.struct_size = offsetof(ringspan_communicator, duplicate);  // an older header: what follows is not even read
+  c.error_text = reinterpret_cast<decltype(c.error_text)>(std::uintptr_t{8});
+  c.destroy = reinterpret_cast<decltype(c.destroy)>(std::uintptr_t{8});
+  const auto comm = make_communicator(c);
+  EXPECT_EQ(error_of<Unsupported>([&] { comm->duplicate(); }), "rank 1/3: the communicator has no duplicate callback");
+  int value = 0;
+  const std::array batch{Message{Message::Direction::send, 0, &value, 4}, Message{Message::Direction::receive, 2, &value, 3}};
+  comm->wait(comm->post(0, batch), kPatience);
+  EXPECT_EQ(comm->traffic()[0].sent_bytes, 4);  // counted by us
+  EXPECT_EQ(comm->traffic()[0].sent_messages, 1);
+  EXPECT_EQ(comm->traffic()[2].received_bytes, 3);
+  script.status = RINGSPAN_COMM_ERROR;
+  EXPECT_EQ(error_of<CommError>([&] { comm->progress(); }), "rank 1/3: the progress callback failed with status 3");
+}
+
+TEST(ExportedCommunicatorErrors, ADirectionThatIsNoneIsRefused) {
+  auto world = make_thread_world(2);
+  const ringspan_communicator c = export_communicator(std::move(world[0]));
+  int value = 0;
+  const ringspan_message message{2, 1, &value, 4};
+  std::uint64_t request = 0;
+  EXPECT_EQ(c.post(c.user, 0, &message, 1, &request), RINGSPAN_INVALID_ARGUMENT);
+  char text[16];
+  EXPECT_GT(c.error_text(c.user, text, sizeof text), sizeof text);
+  EXPECT_STREQ(text, "direction (2) m");  // cut, and ended
+  c.destroy(c.user);
+}
+
+TEST(TransportErrors, AWorldHasAtLeastOneRank) {
+  EXPECT_EQ(error_of<InvalidArgument>([] { make_thread_world(0); }), "ranks (0) must be at least 1");
+  EXPECT_EQ(error_of<InvalidArgument>([] { run_thread_ranks(-1, [](Communicator&) {}); }), "ranks (-1) must be at least 1");
+  EXPECT_EQ(error_of<InvalidArgument>([] { run_forked_ranks(0, [](Communicator&) {}); }), "ranks (0) must be at least 1");
+}
+
+}  // namespace
+}  // namespace ringspan
