@@ -11,8 +11,23 @@ std::int64_t flops_per_pair(const Problem& problem, Pass pass) {
   return pass == Pass::forward ? 2 * (d + dv) : 2 * (3 * d + 2 * dv);
 }
 
+namespace {
+
+constexpr Int128 kNanoseconds = 1'000'000'000;
+
+// Far below the end of int64, so that a few can be added.
+std::int64_t saturated(Int128 nanoseconds) {
+  constexpr std::int64_t kMost = std::int64_t{1} << 60;
+  return nanoseconds > kMost ? kMost : static_cast<std::int64_t>(nanoseconds);
+}
+
+}  // namespace
+
+std::int64_t nanoseconds_of(Int128 flops, const CostModel& cost) {
+  return saturated(flops * kNanoseconds / cost.flops_per_second);
+}
+
 std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
-  constexpr Int128 kNanoseconds = 1'000'000'000;
   Int128 bytes = 0;
   Int128 messages = 0;
   for (const Stage& stage : program.stages) {
@@ -24,9 +39,8 @@ std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program
       }
     }
   }
-  const Int128 flops = program.pairs * flops_per_pair(problem, pass);
-  return static_cast<std::int64_t>(flops * kNanoseconds / cost.flops_per_second + bytes * kNanoseconds / cost.bytes_per_second +
-                                   messages * cost.message_nanoseconds);
+  const Int128 computing = nanoseconds_of(program.pairs * flops_per_pair(problem, pass), cost);
+  return saturated(computing + bytes * kNanoseconds / cost.bytes_per_second + messages * cost.message_nanoseconds);
 }
 
 std::vector<MemoryLine> caller_memory(const Problem& problem, std::int64_t rows_q, std::int64_t rows_k, Pass pass) {

@@ -11,6 +11,9 @@ namespace ringspan::internal {
 // Floating-point operations per pair: forward 2 (d + d_v), backward 2 (3 d + 2 d_v).
 std::int64_t flops_per_pair(const Problem& problem, Pass pass);
 
+// flops / F, in nanoseconds.
+std::int64_t nanoseconds_of(Int128 flops, const CostModel& cost);
+
 // flops / F + received bytes / B + received messages * L, in nanoseconds.
 std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
 

@@ -30,6 +30,24 @@ kernels::AttendShape kernel_shape(const Problem& problem, const PlanOptions& opt
 
 }  // namespace
 
+std::int64_t Setting::largest_chunk() const {
+  std::int64_t rows = 0;
+  for (const Shard& shard : options.strategy == Strategy::pass_q ? shards_q : shards_k) rows = std::max(rows, shard.rows);
+  return rows;
+}
+
+// No two neighbouring parts of a cut fit into one bucket, so that there are fewer than twice as many as full ones.
+std::int64_t Setting::last_stage() const {
+  const std::int64_t rows = largest_chunk();
+  if (ranks() == 1 || rows == 0) return 0;
+  return (2 * ((rows + bucket_rows - 1) / bucket_rows) - 1) * (ranks() - 1) + 2;
+}
+
+const RingRoutes& Setting::ring_routes() const {
+  if (ring_routes_ == nullptr) ring_routes_ = std::make_shared<const RingRoutes>(*problem, shards_q, shards_k);
+  return *ring_routes_;
+}
+
 PassBuilder::PassBuilder(const Setting& setting, int rank, bool backward)
     : setting_(setting), rank_(rank), backward_(backward), builder_(*setting.problem) {}
 

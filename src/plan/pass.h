@@ -14,6 +14,9 @@
 
 namespace ringspan::internal {
 
+// The most stages of a streaming strategy: a round's number is at most twice its stage's, and stays below 2^24.
+inline constexpr std::int64_t kMaxStages = (std::int64_t{1} << 23) - (std::int64_t{1} << 20);
+
 // What is the same for all ranks, made once per plan.
 struct Setting {
   const Problem* problem = nullptr;
@@ -23,17 +26,21 @@ struct Setting {
   int states = 1;
 
   int ranks() const { return problem->ranks; }
-  // Found when first asked for, then shared by all ranks, passes and bucket sizes.
-  const RingRoutes& ring_routes() const {
-    if (ring_routes_ == nullptr) ring_routes_ = std::make_shared<const RingRoutes>(*problem, shards_q, shards_k);
-    return *ring_routes_;
-  }
   // 16-bit training keeps o in float32.
   bool keeps_o_float32() const { return problem->dtype != DType::float32 && options.backward && options.keep_o_float32; }
+  // Rows of the largest shard of the side that moves.
+  std::int64_t largest_chunk() const;
+  // The stage in which a streaming strategy ends, the same for every rank, whatever it has to do.
+  std::int64_t last_stage() const;
+  // Found when first asked for, then shared by all ranks, passes and bucket sizes.
+  const RingRoutes& ring_routes() const;
 
  private:
   mutable std::shared_ptr<const RingRoutes> ring_routes_;
 };
+
+// The plan of one rank, but for what is the choice's: rejected, fingerprint.
+PlanData build_plan(const Setting& setting, int rank);
 
 class PassBuilder {
  public:

@@ -62,7 +62,6 @@ class Stream {
   void visit_of_queries(std::int64_t stage, int direction, int source, const std::vector<Box>& mine,
                         std::vector<Entry> incoming);
   void take_results(std::int64_t stage, std::int64_t bucket, int direction, const Hop& hop);
-  std::int64_t last_stage() const;
   RegionId lazy(RegionId& region, const char* name, Component component);
 
   PassBuilder& pass_;
@@ -270,17 +269,6 @@ void Stream::take_results(std::int64_t stage, std::int64_t bucket, int direction
                 key_side_ ? pass_.own_k() : pass_.own_q());
 }
 
-// The same on every rank, whatever it has to do: what follows may be collective. No two neighbouring parts of a cut fit into
-// one bucket, so that there are fewer than twice as many as full ones.
-std::int64_t Stream::last_stage() const {
-  const Setting& setting = pass_.setting();
-  std::int64_t rows = 0;
-  for (const Shard& shard : key_side_ ? setting.shards_k : setting.shards_q) rows = std::max(rows, shard.rows);
-  if (ranks_ == 1 || rows == 0) return 0;
-  const std::int64_t buckets = 2 * ((rows + setting.bucket_rows - 1) / setting.bucket_rows) - 1;
-  return buckets * (ranks_ - 1) + 2;
-}
-
 void Stream::write() {
   pass_.make_own(pass_.all_heads());
   pass_.begin(0);
@@ -300,7 +288,8 @@ void Stream::write() {
       for (int h = 1; h < ranks_; ++h) hop(bucket, direction, h);
     }
   }
-  const std::int64_t last = last_stage();
+  // What follows may be collective.
+  const std::int64_t last = pass_.setting().last_stage();
   RINGSPAN_CHECK(static_cast<std::int64_t>(buckets) * (ranks_ - 1) + 2 <= last || buckets == 0);
   pass_.end(last);
 }
