@@ -173,10 +173,12 @@ void verify_sample(Verification& result, const Problem& problem, const oracle::I
 
 }  // namespace
 
-Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed) {
+Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed,
+                            bool rounded_o) {
   const auto begin = std::chrono::steady_clock::now();
   const bool backward = outputs.dq != nullptr;
-  const OracleInputs oracle_inputs(problem, inputs, layout, backward);
+  OracleInputs oracle_inputs(problem, inputs, layout, backward);
+  oracle_inputs.inputs.rounded_o = rounded_o;
   const OutputShapes shapes(problem, layout);
   Verification result;
   const double work = static_cast<double>(pair_count(problem)) * width_of(problem) * (backward ? 4 : 1);

@@ -31,7 +31,9 @@ struct Verification {
   std::vector<oracle::Comparison> comparisons;
 };
 
-Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed);
+// `rounded_o`: the backward pass took delta from an o of 16 bits (PlanOptions::keep_o_float32 off).
+Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed,
+                            bool rounded_o = false);
 
 // "verified      every element against float64: ok" and a line per tensor.
 std::string to_text(const Verification& verification);
