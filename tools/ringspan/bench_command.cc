@@ -286,10 +286,7 @@ Body setup_bench(CLI::App& app) {
   add_integer(app, "--repetitions", 1, [options](std::int64_t n) { options->repetitions = static_cast<int>(n); },
               "turns of each, after one to warm up (default 5)");
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
-  add_parsed(app, "--transport", "NAME", "threads or processes: what ranks are (default threads)", [options](const std::string& text) {
-    if (text != "threads" && text != "processes") throw InvalidArgument(fmt::format("--transport ({}) must be threads or processes", text));
-    options->processes = text == "processes";
-  });
+  add_transport(app, [options](bool processes) { options->processes = processes; });
   app.add_flag("--json", options->json, "print JSON");
   add_shape_options(app, options->problem);
   add_problem_options(app, options->problem);

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "command.h"
+#include "help.h"
 #include "ringspan/error.h"
 #include "ringspan/version.h"
 #include "suggest.h"
@@ -31,7 +32,7 @@ constexpr Command kCommands[] = {
 
 constexpr const char* kFooter = R"(examples
   ringspan inspect qkv.safetensors
-  ringspan run --input qkv.safetensors --output out.safetensors --ranks 4 --pattern causal
+  ringspan run --input qkv.safetensors --output out.safetensors --ranks 4 --pattern causal --verify
   ringspan plan --tokens 1000000 --ranks 64 --pattern "dilated:2048x1,4096x2,8192x4"
   ringspan verify --random 100 --seed 1
 
@@ -57,9 +58,10 @@ std::string unexpected(const CLI::App& app, const CLI::App* command) {
   if (rest.empty()) rest = app.remaining();
   const std::string first = rest.empty() ? "" : rest.front();
   if (command == nullptr) {
+    if (first.starts_with("-")) return fmt::format("unknown option {}{}", first, did_you_mean(first, option_names(app)));
     std::vector<std::string> names;
     for (const Command& known : kCommands) names.emplace_back(known.name);
-    return fmt::format("unknown {} {}{}", first.starts_with("-") ? "option" : "command", first, did_you_mean(first, names));
+    return fmt::format("unknown command {}{}", first, did_you_mean(first, names));
   }
   if (!first.starts_with("-")) return fmt::format("{}: unexpected argument {}", command->get_name(), first);
   const std::string name = first.substr(0, first.find('='));
@@ -71,8 +73,13 @@ int parse_failure(CLI::App& app, const CLI::ParseError& error) {
   const auto chosen = app.get_subcommands();
   const CLI::App* command = chosen.empty() ? nullptr : chosen.front();
   const std::string help = command != nullptr ? fmt::format("ringspan {} --help", command->get_name()) : "ringspan --help";
-  const bool extra = dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr;
-  print_error(extra ? unexpected(app, command) : std::string(error.what()));
+  std::string message = error.what();
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
+    message = unexpected(app, command);
+  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    message = message.substr(0, message.find(':')) + " needs a value";
+  }
+  print_error(message);
   fmt::print(stderr, "see `{}`\n", help);
   return kBadArguments;
 }
@@ -112,13 +119,15 @@ int run_guarded(const std::function<int()>& body) {
 
 int main_body(int argc, char** argv) {
   CLI::App app{"ringspan: exact attention over sequences that no single device can hold", "ringspan"};
-  app.set_version_flag("--version", "ringspan " + program_version());
+  app.set_version_flag("--version", "ringspan " + program_version(), "print the version");
   app.footer(kFooter);
-  app.get_formatter()->column_width(34);
-  app.require_subcommand(0, 1);
+  app.formatter(make_help_formatter());  // subcommands inherit it
+  app.get_help_ptr()->description("this page");
+    app.require_subcommand(0, 1);
   std::vector<std::pair<CLI::App*, Body>> bodies;
   for (const Command& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
+    sub->get_help_ptr()->description("this page");
     bodies.emplace_back(sub, command.setup(*sub));
   }
   try {

@@ -53,7 +53,7 @@ Body setup_plan(CLI::App& app) {
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
   app.add_flag("--json", options->json, "print JSON");
   app.add_option("--input", options->input, "take shapes, dtype and documents from this file")->type_name("FILE");
-  app.add_option("--layout", options->layout, "of the file: bshd or bhsd")->type_name("LAYOUT")->needs("--input");
+  app.add_option("--layout", options->layout, "of the file: bshd or bhsd")->type_name("LAYOUT");
   add_shape_options(app, options->problem);
   add_problem_options(app, options->problem);
   return [options] { return run(*options); };

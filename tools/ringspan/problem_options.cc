@@ -129,12 +129,30 @@ CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t sm
   return add_parsed(app, name, "N", help, parse);
 }
 
+CLI::Option* add_transport(CLI::App& app, std::function<void(bool)> set) {
+  return add_parsed(app, "--transport", "NAME", "what ranks are: threads or processes (default threads)",
+                    [set = std::move(set)](const std::string& text) {
+                      if (text != "threads" && text != "processes") {
+                        throw InvalidArgument(fmt::format("--transport ({}) must be threads or processes", text));
+                      }
+                      set(text == "processes");
+                    });
+}
+
+CLI::Option* add_deadline(CLI::App& app, double& seconds) {
+  return add_parsed(app, "--deadline", "SECONDS", "of silence after which a rank gives a peer up (default 30)",
+                    [&seconds](const std::string& text) {
+                      seconds = parse_real("--deadline", text);
+                      if (seconds <= 0) throw InvalidArgument(fmt::format("--deadline ({}) must be positive", text));
+                    });
+}
+
 void add_problem_options(CLI::App& app, ProblemOptions& options) {
   Problem& problem = options.problem;
   add_parsed(app, "--pattern", "PATTERN", "who attends to whom, such as causal, window:1023,0 or dilated:2048x1,4096x2 & causal (default full)",
              [&options](const std::string& text) { options.pattern_text = text; })
       ->group(kProblemGroup);
-  add_integer(app, "--ranks", 1, [&problem](std::int64_t n) { problem.ranks = static_cast<int>(n); }, "(default 1)")->group(kProblemGroup);
+  add_integer(app, "--ranks", 1, [&problem](std::int64_t n) { problem.ranks = static_cast<int>(n); }, "over so many ranks (default 1)")->group(kProblemGroup);
   add_parsed(app, "--sharding", "SHARDING",
              "who holds which tokens: contiguous, zigzag, striped, block_striped:SIZE, explicit:... (default contiguous)",
              [&problem](const std::string& text) { problem.sharding_q = Sharding::parse(text); })
@@ -146,6 +164,12 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
              })
       ->group(kProblemGroup);
   app.add_flag("--replicated-q", problem.replicated_q, "every rank holds all queries and gets all outputs")->group(kProblemGroup);
+  add_parsed(app, "--lengths", "LENGTHS", "tokens of each batch item, separated by commas; the rest is padding",
+             [&problem](const std::string& text) { problem.lengths_q = parse_integers("--lengths", text); })
+      ->group(kProblemGroup);
+  add_parsed(app, "--lengths-k", "LENGTHS", "of the keys (default: as --lengths)",
+             [&problem](const std::string& text) { problem.lengths_k = parse_integers("--lengths-k", text); })
+      ->group(kProblemGroup);
   add_score_options(app, options);
   add_plan_options(app, options);
 }
@@ -168,7 +192,7 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
             options.tokens_k_given = true;
           },
           "keys (default: as --tokens)");
-  integer("--batch", 1, [&problem](std::int64_t n) { problem.batch = n; }, "(default 1)");
+  integer("--batch", 1, [&problem](std::int64_t n) { problem.batch = n; }, "items (default 1)");
   integer("--heads", 1, [&problem](std::int64_t n) { problem.heads = static_cast<int>(n); }, "query heads (default 8)");
   integer("--kv-heads", 1,
           [&options](std::int64_t n) {
@@ -176,13 +200,13 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
             options.kv_heads_given = true;
           },
           "key and value heads, a divisor of --heads (default: as --heads)");
-  integer("--head-dim", 1, [&problem](std::int64_t n) { problem.head_dim = static_cast<int>(n); }, "(default 64)");
+  integer("--head-dim", 1, [&problem](std::int64_t n) { problem.head_dim = static_cast<int>(n); }, "of q and k, up to 256 (default 64)");
   integer("--head-dim-v", 1,
           [&options](std::int64_t n) {
             options.problem.head_dim_v = static_cast<int>(n);
             options.head_dim_v_given = true;
           },
-          "(default: as --head-dim)");
+          "of v and o (default: as --head-dim)");
   problem.heads = 8;
   const auto parsed = [&](const char* name, const char* type, const char* help, std::function<void(const std::string&)> parse) {
     add_parsed(app, name, type, help, std::move(parse))->group(kGroup);
@@ -193,10 +217,6 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
          [&problem](const std::string& text) { problem.cu_seqlens_q = parse_offsets("--cu-seqlens", text); });
   parsed("--cu-seqlens-k", "OFFSETS", "of the keys (default: as --cu-seqlens)",
          [&problem](const std::string& text) { problem.cu_seqlens_k = parse_offsets("--cu-seqlens-k", text); });
-  parsed("--lengths", "LENGTHS", "tokens of each batch item; the rest is padding",
-         [&problem](const std::string& text) { problem.lengths_q = parse_integers("--lengths", text); });
-  parsed("--lengths-k", "LENGTHS", "of the keys (default: as --lengths)",
-         [&problem](const std::string& text) { problem.lengths_k = parse_integers("--lengths-k", text); });
   app.add_flag("--alibi", problem.alibi, "with ALiBi slopes")->group(kGroup);
   app.add_flag("--sinks", problem.sinks, "with an attention sink per head")->group(kGroup);
 }

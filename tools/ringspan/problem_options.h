@@ -38,10 +38,15 @@ CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::strin
 CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t smallest, std::function<void(std::int64_t)> set,
                          const std::string& help);
 
-// --pattern --ranks --sharding --sharding-k --replicated-q, --scale --softcap --dropout --seed,
+// --transport threads|processes
+CLI::Option* add_transport(CLI::App& app, std::function<void(bool processes)> set);
+// --deadline SECONDS
+CLI::Option* add_deadline(CLI::App& app, double& seconds);
+
+// --pattern --ranks --sharding --sharding-k --replicated-q --lengths --lengths-k, --scale --softcap --dropout --seed,
 // --strategy --computing-ranks --bucket --memory --cost --threads --kernel
 void add_problem_options(CLI::App& app, ProblemOptions& options);
-// --tokens --tokens-k --batch --heads --kv-heads --head-dim --head-dim-v --dtype --cu-seqlens --cu-seqlens-k --lengths --lengths-k
+// --tokens --tokens-k --batch --heads --kv-heads --head-dim --head-dim-v --dtype --cu-seqlens --cu-seqlens-k
 // --alibi --sinks
 void add_shape_options(CLI::App& app, ProblemOptions& options);
 

@@ -41,7 +41,7 @@ struct RunOptions {
   ProblemOptions problem;
   std::string input, output, gradient, layout, json;
   bool json_wanted = false, verify = false, sequential = false;
-  std::string transport = "threads";
+  std::string transport;  // empty: not given
   int compare = 0;
   double deadline = 30;
 };
@@ -130,6 +130,9 @@ class Run {
     complete(options_.problem);
     file_.inputs().gradient = gradient;
     if (gradient.kind == GradientSpec::Kind::file) file_.attach_gradient(gradient.file, problem());
+    if (options_.sequential && !options_.transport.empty()) {
+      throw InvalidArgument("--sequential and --transport exclude each other: there is one rank at a time");
+    }
     std::error_code ignored;
     if (std::filesystem::equivalent(options_.input, options_.output, ignored)) {
       throw InvalidArgument(fmt::format("--output ({}) must not be the input", options_.output));
@@ -163,7 +166,7 @@ class Run {
     resolved.memory_budget = 0;
     for (int rank = 0; rank < problem().ranks; ++rank) report.plans.push_back(make_plan(problem(), resolved, rank));
     report.input = options_.input;
-    report.transport = options_.sequential ? "sequential" : options_.transport;
+    report.transport = options_.sequential ? "sequential" : options_.transport.empty() ? "threads" : options_.transport;
     report.problem_line = io::print_problem(problem());
     report.notes = file_.notes();
     WorldOptions world;
@@ -227,19 +230,13 @@ Body setup_run(CLI::App& app) {
       ->type_name("FILE|random:SEED|ones");
   app.add_option("--layout", options->layout, "bshd (batch, tokens, heads, head_dim) or bhsd (default: what the file's metadata says, else bshd)")
       ->type_name("LAYOUT");
-  app.add_option("--transport", options->transport, "threads or processes: what ranks are (default threads)")
-      ->type_name("NAME")
-      ->check(CLI::IsMember({"threads", "processes"}));
-  app.add_flag("--sequential", options->sequential, "one rank after the other, in the memory of one (needs --strategy exchange)")
-      ->excludes("--transport");
+  add_transport(app, [options](bool processes) { options->transport = processes ? "processes" : "threads"; });
+  app.add_flag("--sequential", options->sequential, "one rank after the other, in the memory of one (needs --strategy exchange)");
   app.add_flag("--verify", options->verify, "check the results against float64 before they are written");
   add_integer(app, "--compare", 1, [options](std::int64_t n) { options->compare = static_cast<int>(n); },
               "also time the problem on so many ranks: speed-up and efficiency");
   CLI::Option* json = app.add_option("--json", options->json, "print the summary as JSON, or write it to FILE")->type_name("[FILE]")->expected(0, 1);
-  add_parsed(app, "--deadline", "SECONDS", "of silence after which a rank gives a peer up (default 30)", [options](const std::string& text) {
-    options->deadline = parse_real("--deadline", text);
-    if (options->deadline <= 0) throw InvalidArgument(fmt::format("--deadline ({}) must be positive", text));
-  });
+  add_deadline(app, options->deadline);
   add_problem_options(app, options->problem);
   return [options, json] {
     options->json_wanted = json->count() > 0;

@@ -191,10 +191,7 @@ Body setup_selftest(CLI::App& app) {
     }
     options->transport = text;
   });
-  add_parsed(app, "--deadline", "SECONDS", "of silence after which a rank gives a peer up (default 30)", [options](const std::string& text) {
-    options->deadline = parse_real("--deadline", text);
-    if (options->deadline <= 0) throw InvalidArgument(fmt::format("--deadline ({}) must be positive", text));
-  });
+  add_deadline(app, options->deadline);
   app.add_flag("--json", options->json, "print JSON");
   return [options] {
     nlohmann::ordered_json json = nlohmann::ordered_json::array();

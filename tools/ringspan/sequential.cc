@@ -31,7 +31,7 @@ using internal::TensorKind;
 using internal::Transfer;
 using internal::TransferOp;
 
-constexpr std::int64_t kLetGoBytes = 4 << 20;  // mapped memory that may pile up before it is let go of
+constexpr std::int64_t kLetGoBytes = 1 << 20;  // mapped memory that may pile up before it is let go of
 
 // A zeroed float32 tensor in a file that has no name and is mapped: the system keeps it on disk, not in our memory.
 class Accumulator {

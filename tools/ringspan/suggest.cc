@@ -27,7 +27,7 @@ std::size_t distance(std::string_view a, std::string_view b) {
 }  // namespace
 
 std::string did_you_mean(std::string_view typed, std::span<const std::string> known) {
-  const std::size_t tolerated = std::max<std::size_t>(1, typed.size() / 3);
+  const std::size_t tolerated = typed.size() < 4 ? 1 : std::max<std::size_t>(2, typed.size() / 3);
   std::size_t nearest = tolerated + 1;
   std::string_view best;
   for (const std::string& name : known) {

@@ -74,7 +74,7 @@ void for_each_run(const Shard& shard, const TensorShape& shape,
 }
 
 void gather(const Shard& shard, const GlobalTensor& whole, std::byte* local) {
-  constexpr std::int64_t kAtOnce = 4 << 20;  // mapped bytes that take up memory besides the copy
+  constexpr std::int64_t kAtOnce = 1 << 20;  // mapped bytes that take up memory besides the copy
   std::int64_t pending = 0;
   for_each_run(shard, whole.shape, [&](std::int64_t to, std::int64_t from, std::int64_t bytes) {
     while (bytes > 0) {
