@@ -37,9 +37,11 @@ struct DenseResult {
 template <typename Real>
 class Dense {
  public:
-  Dense(const World& world, const std::vector<Part>& parts) : world_(world), spec_(world.spec), parts_(parts) {}
+  Dense(const World& world, const std::vector<Part>& parts)
+      : world_(world), spec_(world.spec), parts_(parts), q_(world.q), k_(world.k), v_(world.v), d_out_(world.d_out) {}
 
-  DenseResult run() {
+  DenseResult run(bool backward) {
+    backward_ = backward;
     const std::int64_t h = spec_.heads();
     r_.o = r_.o_size = Values(spec_.batch, spec_.n_q, h, spec_.head_dim_v);
     r_.lse = r_.delta = Values(spec_.batch, spec_.n_q, h, 1);
@@ -53,6 +55,18 @@ class Dense {
   }
 
  private:
+  // A tensor without its gaps.
+  struct Operand {
+    explicit Operand(const Tensor& t) : rows(t.rows()), heads(t.heads()), width(t.width()) {
+      t.for_each([&](auto b, auto r, auto h, auto e) { data.push_back(static_cast<Real>(t.get(b, r, h, e))); });
+    }
+    const Real* operator()(std::int64_t b, std::int64_t r, std::int64_t h) const {
+      return data.data() + ((b * rows + r) * heads + h) * width;
+    }
+    std::int64_t rows, heads, width;
+    std::vector<Real> data;
+  };
+
   struct Pair {
     std::int64_t key;
     Real score, derivative, factor, p;
@@ -67,9 +81,9 @@ class Dense {
   Pair pair(std::int64_t b, std::int64_t head, std::int64_t row, std::int64_t key) const {
     Real dot = 0;
     Real size = 0;
+    const Real *q = q_(b, row, head), *k = k_(b, key, head / spec_.group);
     for (int e = 0; e < spec_.head_dim; ++e) {
-      const auto product =
-          static_cast<Real>(world_.q.get(b, row, head, e)) * static_cast<Real>(world_.k.get(b, key, head / spec_.group, e));
+      const Real product = q[e] * k[e];
       dot += product;
       size += std::abs(product);
     }
@@ -129,7 +143,7 @@ class Dense {
       Real sum = 0;
       double size = 0;
       for (const Pair& pair : pairs) {
-        const auto v = static_cast<Real>(world_.v.get(b, pair.key, kv, e));
+        const Real v = v_(b, pair.key, kv)[e];
         if (pair.factor == 0) continue;
         sum += round(pair.factor * pair.p / l) * v;
         size += static_cast<double>(std::abs(pair.factor * pair.p / l * v));
@@ -137,10 +151,11 @@ class Dense {
       const Real o = round(output_scale * sum);
       r_.o(b, row, head, e) = static_cast<double>(o);
       r_.o_size(b, row, head, e) = size * spec_.output_scale;
-      delta += o * static_cast<Real>(world_.d_out.get(b, row, head, e));
+      delta += o * d_out_(b, row, head)[e];
     }
     r_.lse(b, row, head, 0) = static_cast<double>(m + std::log(l));
     r_.delta(b, row, head, 0) = static_cast<double>(delta);
+    if (!backward_) return;
     for (const Pair& pair : pairs) backward_pair(b, head, row, pair, round(pair.p / l), delta);
   }
 
@@ -150,8 +165,7 @@ class Dense {
     double dp_size = std::abs(static_cast<double>(delta));
     const Real factor = pair.factor * static_cast<Real>(spec_.output_scale);
     for (int e = 0; e < spec_.head_dim_v && factor != 0; ++e) {
-      const auto d_out = static_cast<Real>(world_.d_out.get(b, row, head, e));
-      const auto v = static_cast<Real>(world_.v.get(b, pair.key, kv, e));
+      const Real d_out = d_out_(b, row, head)[e], v = v_(b, pair.key, kv)[e];
       dp += factor * d_out * v;
       dp_size += static_cast<double>(std::abs(factor * d_out * v));
       add(r_.dv, r_.dv_size, b, pair.key, kv, e, round(factor * p) * d_out, static_cast<double>(std::abs(factor * p * d_out)));
@@ -159,8 +173,7 @@ class Dense {
     const Real scale = world_.scale();
     const Real ds = round(p * (dp - delta) * pair.derivative);
     for (int e = 0; e < spec_.head_dim; ++e) {
-      const auto q = static_cast<Real>(world_.q.get(b, row, head, e));
-      const auto k = static_cast<Real>(world_.k.get(b, pair.key, kv, e));
+      const Real q = q_(b, row, head)[e], k = k_(b, pair.key, kv)[e];
       const double size = static_cast<double>(std::abs(p * scale)) * dp_size;
       add(r_.dq, r_.dq_size, b, row, head, e, scale * ds * k, size * std::abs(static_cast<double>(k)));
       add(r_.dk, r_.dk_size, b, pair.key, kv, e, scale * ds * q, size * std::abs(static_cast<double>(q)));
@@ -175,11 +188,17 @@ class Dense {
   const World& world_;
   const Spec& spec_;
   const std::vector<Part>& parts_;
+  Operand q_, k_, v_, d_out_;
   DenseResult r_;
+  bool backward_ = true;
 };
 
-inline DenseResult exact_attention(const World& world, const std::vector<Part>& parts) { return Dense<double>(world, parts).run(); }
-inline DenseResult naive_attention(const World& world, const std::vector<Part>& parts) { return Dense<float>(world, parts).run(); }
+inline DenseResult exact_attention(const World& world, const std::vector<Part>& parts, bool backward = true) {
+  return Dense<double>(world, parts).run(backward);
+}
+inline DenseResult naive_attention(const World& world, const std::vector<Part>& parts, bool backward = true) {
+  return Dense<float>(world, parts).run(backward);
+}
 
 // The largest violation of |value - truth| <= 2 max |naive - truth| + floor, where floor is a few roundings of the magnitudes
 // that were summed, amplified by the largest score (an error of eps |s| in a score is one of eps |s| in its probability).

@@ -65,8 +65,8 @@ inline void set_final_rows(World& world, const DenseResult& truth) {
 }
 
 inline void expect_forward(const World& world, const std::vector<Part>& parts, const std::string& what) {
-  const DenseResult truth = exact_attention(world, parts);
-  const DenseResult naive = naive_attention(world, parts);
+  const DenseResult truth = exact_attention(world, parts, false);
+  const DenseResult naive = naive_attention(world, parts, false);
   const auto o = [&](auto b, auto r, auto h, auto e) {
     const double l = world.l.get(b, r, h, 0);
     return l == 0.0 ? 0.0 : world.acc.get(b, r, h, e) / l * world.spec.output_scale;

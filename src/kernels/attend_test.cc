@@ -3,9 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <atomic>
 #include <cmath>
-#include <cstdlib>
+#include <tuple>
 
 #include "kernels/attend_harness.h"
 #include "ringspan/error.h"
@@ -61,8 +60,8 @@ TEST_P(AttendTest, HeadDimensions) {
 
 // Longer than any tile in both directions, so that states pass from tile to tile.
 TEST_P(AttendTest, LongRows) {
-  for (const int d : {8, 128, 256}) {
-    Spec s = spec(d == 8 ? 300 : 100, 2100, d);
+  for (const auto& [n_q, n_k, d] : std::vector<std::tuple<int, int, int>>{{203, 2100, 8}, {30, 1100, 128}, {20, 600, 256}}) {
+    Spec s = spec(n_q, n_k, d);
     World world(s);
     const std::vector<Part> parts{world.whole(-kUnbounded, s.n_k - s.n_q)};
     run_kernel(kernel(), world, parts, 2);
@@ -192,15 +191,17 @@ TEST_P(AttendTest, DenormalOperands) {
 }
 
 TEST_P(AttendTest, SameBitsForAnyNumberOfThreads) {
-  for (const std::uint64_t seed : {3, 14, 15, 92}) {
+  const bool slow = kernel().name.ends_with("_reference");
+  for (const std::uint64_t seed : {3, 14, 15}) {
     CaseGenerator generate(seed);
     Spec s = generate.spec(dtype());
-    s.n_q = 701, s.n_k = 613, s.head_dim = 16, s.head_dim_v = 24;
+    s.batch = 1, s.kv_heads = 1 + seed % 2, s.group = 2;  // fewer units than threads: queries are dealt too
+    s.n_q = slow ? 61 : 701, s.n_k = slow ? 53 : 413, s.head_dim = 16, s.head_dim_v = 24;
     std::vector<Part> parts = generate.parts(s);
     parts.push_back(World(s).whole(-kUnbounded, s.k_first - s.q_first + 5));
     World one(s);
     run_kernel(kernel(), one, parts, 1);
-    for (const int threads : {2, 3, 8}) {
+    for (const int threads : {2, 3}) {
       World many(s);
       run_kernel(kernel(), many, parts, threads);
       EXPECT_EQ(many.m.bytes(), one.m.bytes()) << threads << " " << s.describe();
@@ -275,7 +276,8 @@ TEST_P(AttendTest, DropoutDoesNotDependOnHowTasksAreCut) {
 }
 
 TEST_P(AttendTest, CallsProgressWhileItComputes) {
-  World world(spec(600, 1500, 64));
+  const bool slow = kernel().name.ends_with("_reference");
+  World world(slow ? spec(100, 300, 64) : spec(600, 1500, 64));
   const AttendParams params = world.params(1);
   ThreadPool pool(1);
   Scratch scratch(kernel().scratch_bytes(params.shape));
@@ -283,7 +285,7 @@ TEST_P(AttendTest, CallsProgressWhileItComputes) {
   const auto progress = [&] { ++calls; };
   const std::vector<AttendTask> tasks = world.tasks({world.whole()});
   kernel().run(params, tasks, Context{pool, scratch.data(), progress});
-  EXPECT_GT(calls, 0);  // 0.1 GFLOP of multiplications in one unit: well over a millisecond on any machine
+  EXPECT_GT(calls, 0);  // one unit of well over a millisecond on any machine
 }
 
 TEST_P(AttendTest, NoTasksNoWork) {
