@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <utility>
 #include <vector>
@@ -35,77 +36,87 @@ class Footnotes {
 };
 
 struct Row {
-  std::string pattern, option, where;  // where: dtypes and passes that it holds for
+  std::string pattern, option;
+  std::string where;  // the passes and dtypes that it holds for
   std::vector<std::string> marks;
+  bool operator==(const Row&) const = default;
 };
+using Rows = std::vector<Row>;
 
-// Cells come strategy by strategy, then pass by pass, then dtype by dtype: what is the same for all of these is one row.
-std::vector<Row> rows_of(const std::vector<Cell>& cells, std::size_t strategies, Footnotes& footnotes) {
-  std::vector<Row> rows;
-  const std::size_t group = strategies * 2 * 3;
-  for (std::size_t begin = 0; begin < cells.size(); begin += group) {
-    std::vector<Row> variants;
-    for (std::size_t at = begin; at < begin + group; at += strategies) {
-      Row row{cells[at].pattern, cells[at].option, fmt::format("{}, {}", to_string(cells[at].dtype), name_of(cells[at].pass)), {}};
-      for (std::size_t s = 0; s < strategies; ++s) {
-        const Cell& cell = cells[at + s];
-        row.marks.push_back(cell.supported() ? "yes" : fmt::format("no [{}]", footnotes.number(cell.reason)));
-      }
-      variants.push_back(std::move(row));
+// The cells of one pattern and option, in the order dtype, pass, strategy, as few rows as say the same.
+Rows rows_of(const Cell* cells, std::size_t strategies, Footnotes& footnotes) {
+  constexpr std::size_t kVariants = 3 * 2;
+  Rows variants;
+  for (std::size_t v = 0; v < kVariants; ++v, cells += strategies) {
+    Row row{cells->pattern, cells->option, fmt::format("{} {}", to_string(cells->dtype), name_of(cells->pass)), {}};
+    for (std::size_t s = 0; s < strategies; ++s) {
+      row.marks.push_back(cells[s].supported() ? "yes" : fmt::format("no [{}]", footnotes.number(cells[s].reason)));
     }
-    const auto same = [](const Row& a, const Row& b) { return a.marks == b.marks; };
-    const bool by_pass = same(variants[0], variants[2]) && same(variants[0], variants[4]) && same(variants[1], variants[3]) &&
-                         same(variants[1], variants[5]);
-    if (by_pass && same(variants[0], variants[1])) {
-      variants[0].where = "all";
-      rows.push_back(variants[0]);
-    } else if (by_pass) {
-      variants[0].where = "forward";
-      variants[1].where = "backward";
-      rows.insert(rows.end(), variants.begin(), variants.begin() + 2);
-    } else {
-      rows.insert(rows.end(), variants.begin(), variants.end());
-    }
+    variants.push_back(std::move(row));
   }
-  return rows;
+  const auto same = [&](std::size_t a, std::size_t b) { return variants[a].marks == variants[b].marks; };
+  if (!same(0, 2) || !same(0, 4) || !same(1, 3) || !same(1, 5)) return variants;
+  variants.resize(same(0, 1) ? 1 : 2);
+  variants[0].where = variants.size() == 1 ? "" : "forward";
+  variants.back().where = variants.size() == 1 ? "" : "backward";
+  return variants;
 }
 
-std::vector<std::string> strategy_names(const std::vector<Cell>& cells) {
-  std::vector<std::string> names;
-  for (const Cell& cell : cells) {
-    const std::string name(to_string(cell.strategy));
-    if (std::find(names.begin(), names.end(), name) != names.end()) break;
-    names.push_back(name);
-  }
-  return names;
-}
-
-void print_row(const Row& row, std::size_t widest) {
-  fmt::print("{:<{}}{:<22}{:<10}", row.pattern, widest, row.option, row.where);
+void print_row(const std::string& name, const Row& row) {
+  fmt::print("{:<34}{:<20}", name, row.where);
   for (const std::string& mark : row.marks) fmt::print("{:>12}", mark);
   fmt::print("\n");
 }
 
-int print_text(const std::vector<Cell>& cells) {
-  const std::vector<std::string> strategies = strategy_names(cells);
-  Footnotes footnotes;
-  const std::vector<Row> rows = rows_of(cells, strategies.size(), footnotes);
-  constexpr std::size_t kWidest = 30;
-  print_row({"pattern", "option", "passes", strategies}, kWidest);
-  std::string pattern;
-  for (Row row : rows) {
-    // A pattern's first row, and those of its options that differ from it.
-    const bool first = row.pattern != pattern;
-    pattern = row.pattern;
-    if (!first) row.pattern.clear();
-    print_row(row, kWidest);
+// Whether two patterns say the same about an option.
+bool same_marks(const Rows& a, const Rows& b) {
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Row& x, const Row& y) { return x.where == y.where && x.marks == y.marks; });
+}
+
+void print_kernels(const char* title, std::span<const kernels::AttendKernel> list) {
+  fmt::print("\n{}, best first\n", title);
+  for (const kernels::AttendKernel& kernel : list) {
+    bool usable = false;
+    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+      kernels::AttendShape shape;
+      shape.dtype = dtype;
+      shape.head_dim = shape.head_dim_v = 64;
+      usable = usable || kernel.supports(shape);
+    }
+    fmt::print("  {}{}\n", kernel.name, usable ? "" : "  (not on this machine)");
   }
-  fmt::print("\npasses: `all` is forward and backward, in float32, bfloat16 and float16\n");
+}
+
+// First every pattern by itself; then every option, for all patterns at once but for those that differ.
+int print_text(const std::vector<Cell>& cells) {
+  constexpr std::size_t kStrategies = 6;
+  Footnotes footnotes;
+  std::vector<std::vector<Rows>> table;  // by pattern, then option
+  for (const Cell* cell = cells.data(); cell != cells.data() + cells.size(); cell += kStrategies * 6) {
+    if (table.empty() || table.back().front().front().pattern != cell->pattern) table.emplace_back();
+    table.back().push_back(rows_of(cell, kStrategies, footnotes));
+  }
+  Row heading;
+  for (std::size_t s = 0; s < kStrategies; ++s) heading.marks.emplace_back(to_string(cells[s].strategy));
+  print_row("pattern", heading);
+  for (const auto& options : table) {
+    for (const Row& row : options.front()) print_row(row.pattern, row);
+  }
+  fmt::print("\n");
+  print_row("with any of these patterns", heading);
+  for (std::size_t o = 1; o < table.front().size(); ++o) {
+    const Rows& common = table.front()[o];
+    for (const Row& row : common) print_row(row.option, row);
+    for (const auto& options : table) {
+      if (same_marks(options[o], common)) continue;
+      for (const Row& row : options[o]) print_row("  and " + row.pattern, row);
+    }
+  }
+  fmt::print("\nEverything holds for float32, bfloat16 and float16, forward and backward, where a row does not say otherwise.\n");
   for (std::size_t i = 0; i < footnotes.reasons().size(); ++i) fmt::print("[{}] {}\n", i + 1, footnotes.reasons()[i]);
-  fmt::print("\nkernels, best first\n");
-  for (const auto& kernel : kernels::attend_kernels()) fmt::print("  {}\n", kernel.name);
-  for (const auto& kernel : kernels::attend_backward_kernels()) fmt::print("  {}\n", kernel.name);
-  return 0;
+  print_kernels("forward kernels", kernels::attend_kernels());
+  print_kernels("backward kernels", kernels::attend_backward_kernels());
+  return kOk;
 }
 
 int print_json(const std::vector<Cell>& cells) {
@@ -120,7 +131,7 @@ int print_json(const std::vector<Cell>& cells) {
   for (const auto& kernel : kernels::attend_kernels()) json["kernels"]["attend"].push_back(kernel.name);
   for (const auto& kernel : kernels::attend_backward_kernels()) json["kernels"]["attend_backward"].push_back(kernel.name);
   fmt::print("{}\n", json.dump(1));
-  return 0;
+  return kOk;
 }
 
 }  // namespace

@@ -21,9 +21,7 @@ namespace {
 constexpr Command kCommands[] = {
     {"run", "attention on the q, k, v of a file, forward and backward, over several ranks", setup_run},
     {"plan", "what each rank would compute, send and keep; needs no data", setup_plan},
-#ifdef RINGSPAN_HAS_VERIFY
     {"verify", "check results against a float64 reference, on one problem or on random ones", setup_verify},
-#endif
     {"bench", "time a problem against one rank, verified first", setup_bench},
     {"capabilities", "which combinations are implemented", setup_capabilities},
     {"selftest", "check and time communication between ranks on this machine", setup_selftest},
