@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "api_testing/world.h"
+#include "comm_testing/decorators.h"
 #include "ringspan/error.h"
 
 namespace ringspan::testing {
@@ -138,6 +139,21 @@ TEST_P(Strategies, FakeDevice) {
     test.execute.fake_device = true;
     test.problem.sinks = std::string_view(pattern) == "causal";
     EXPECT_EQ(judge(test), "");
+  }
+}
+
+// Messages that complete late and out of order, receive buffers that hold garbage until waited for, sends that are checked for
+// having been left alone: on both queues.
+TEST_P(Strategies, HostileTransport) {
+  for (const bool fake_device : {false, true}) {
+    for (const char* pattern : {"causal", "dilated:16x1,32x4"}) {
+      Case test = make(pattern, 4);
+      test.execute.fake_device = fake_device;
+      test.wrap = [](Communicator& inner) {
+        return std::make_unique<comm_testing::HostileCommunicator>(inner, 17 + static_cast<std::uint64_t>(inner.rank()));
+      };
+      EXPECT_EQ(judge(test), "");
+    }
   }
 }
 

@@ -122,6 +122,12 @@ std::int64_t RankTensors::bytes() const {
   return static_cast<std::int64_t>(sum);
 }
 
+std::int64_t RankTensors::forward_bytes() const {
+  std::size_t sum = 0;
+  for (const Block& block : {q_, k_, v_, o_, lse_}) sum += block.bytes;
+  return static_cast<std::int64_t>(sum);
+}
+
 ForwardTensors RankTensors::forward() const {
   const Problem& p = test_->problem;
   ForwardTensors t;
@@ -231,7 +237,8 @@ Outputs run(const Case& test, const Whole& whole, const RankScript& script) {
   const RankBody body = [&](Communicator& communicator) {
     ExecuteOptions execute = test.execute;
     execute.fake_device_seed = test.seed * 131 + static_cast<std::uint64_t>(communicator.rank());
-    Attention attention = make_attention(test, communicator, execute);
+    const std::unique_ptr<Communicator> wrapped = test.wrap ? test.wrap(communicator) : nullptr;
+    Attention attention = make_attention(test, wrapped ? *wrapped : communicator, execute);
     script(attention, ranks[static_cast<std::size_t>(communicator.rank())]);
   };
   if (test.ranks == Ranks::threads) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,8 @@ struct Case {
   std::uint64_t seed = 1;
   bool dlse = false;
   float gain = 1.0F;  // of the logits: q is multiplied with it
+  // Puts a communicator around each rank's (comm_testing/decorators.h); empty: none.
+  std::function<std::unique_ptr<Communicator>(Communicator&)> wrap;
   std::function<void(internal::PlanData&)> spoil;  // alters every rank's plan before it is executed (planted bugs)
 };
 
@@ -50,7 +53,8 @@ class RankTensors {
   RankTensors(const Case& test, const Whole& whole, int rank);
   ForwardTensors forward() const;
   BackwardTensors backward() const;
-  std::int64_t bytes() const;
+  std::int64_t bytes() const;          // of forward and backward
+  std::int64_t forward_bytes() const;
 
   Shard shard_q, shard_k;  // with replicated_q shard_q holds all queries
 
