@@ -11,6 +11,7 @@
 #include <poll.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -39,6 +40,33 @@ struct Child {
   std::size_t read = 0;
   bool stopped = false;
   bool overdue = false;  // killed by us
+};
+
+// The mesh of all ranks passes through this process, and may need more descriptors than it may have: the soft limit is raised,
+// as far as the hard one allows, until the children are off.
+class DescriptorLimit {
+ public:
+  explicit DescriptorLimit(int ranks) {
+    if (::getrlimit(RLIMIT_NOFILE, &before_) != 0) return;
+    const auto p = static_cast<rlim_t>(ranks);
+    const rlim_t needed = 2 * p * (p - 1) + p + 64;  // two sockets per pair and side, a pipe per child, what is open anyway
+    if (before_.rlim_cur >= needed) return;
+    if (before_.rlim_max < needed) {
+      throw Error(fmt::format("{} forked ranks need {} file descriptors, the limit is {}", ranks, needed, before_.rlim_max));
+    }
+    rlimit raised = before_;
+    raised.rlim_cur = needed;
+    changed_ = ::setrlimit(RLIMIT_NOFILE, &raised) == 0;
+  }
+  ~DescriptorLimit() {
+    if (changed_) ::setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  DescriptorLimit(const DescriptorLimit&) = delete;
+  DescriptorLimit& operator=(const DescriptorLimit&) = delete;
+
+ private:
+  rlimit before_{};
+  bool changed_ = false;
 };
 
 struct Mesh {
@@ -111,6 +139,7 @@ void write_record(int fd, const ErrorText& error) {
 
 void start_children(std::vector<Child>& children, const RankBody& body) {
   const int ranks = static_cast<int>(children.size());
+  const DescriptorLimit limit(ranks);
   Mesh mesh = make_mesh(ranks);
   std::fflush(nullptr);  // else every child would print what is buffered now
   for (int rank = 0; rank < ranks; ++rank) {

@@ -1,3 +1,4 @@
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -50,6 +51,19 @@ TEST(ForkedRanksTest, SharedMemoryReturnsResults) {
   }
   EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1);  // no child is left
   EXPECT_EQ(errno, ECHILD);
+}
+
+TEST(ForkedRanksTest, TheMeshMayNeedMoreDescriptorsThanTheSoftLimit) {
+  rlimit before{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &before), 0);
+  rlimit low = before;
+  low.rlim_cur = 128;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  run_forked_ranks(9, [](Communicator& comm) { ring_step(comm, 0); });  // 144 sockets
+  rlimit after{};
+  ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &after), 0);
+  EXPECT_EQ(after.rlim_cur, 128U);
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
 TEST(ForkedRanksTest, TheRootCauseKeepsItsClass) {
