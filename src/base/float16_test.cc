@@ -16,7 +16,8 @@ double decode(std::uint32_t bits, int exponent_bits) {
   const double sign = (bits & 0x8000U) != 0 ? -1.0 : 1.0;
   const int exponent = static_cast<int>((bits & 0x7fffU) >> mantissa_bits);
   const auto mantissa = static_cast<double>(bits & ((1U << mantissa_bits) - 1U));
-  if (exponent == (1 << exponent_bits) - 1) return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::nan("");
+  if (exponent == (1 << exponent_bits) - 1)
+    return mantissa == 0 ? sign * std::numeric_limits<double>::infinity() : std::nan("");
   if (exponent == 0) return sign * std::ldexp(mantissa, 1 - bias - mantissa_bits);
   return sign * std::ldexp(mantissa + std::ldexp(1.0, mantissa_bits), exponent - bias - mantissa_bits);
 }

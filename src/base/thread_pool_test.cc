@@ -50,8 +50,7 @@ TEST_P(ThreadPoolTest, ThreadNumberIsExclusive) {
   ThreadPool pool(GetParam());
   std::vector<std::int64_t> scratch(static_cast<std::size_t>(GetParam()), 0);  // raced on, if two threads shared a number
   for (int repeat = 0; repeat < 200; ++repeat) {
-    pool.parallel_for(
-        20, [&](std::int64_t, int thread) { ++scratch[static_cast<std::size_t>(thread)]; }, no_progress);
+    pool.parallel_for(20, [&](std::int64_t, int thread) { ++scratch[static_cast<std::size_t>(thread)]; }, no_progress);
   }
   std::int64_t sum = 0;
   for (const std::int64_t n : scratch) sum += n;
@@ -62,8 +61,7 @@ TEST_P(ThreadPoolTest, ManyShortJobsSeeTheirOwnBody) {
   ThreadPool pool(GetParam());
   for (int job = 0; job < 3000; ++job) {
     std::vector<int> seen(5, -1);
-    pool.parallel_for(
-        5, [&](std::int64_t index, int) { seen[static_cast<std::size_t>(index)] = job; }, no_progress);
+    pool.parallel_for(5, [&](std::int64_t index, int) { seen[static_cast<std::size_t>(index)] = job; }, no_progress);
     for (const int value : seen) ASSERT_EQ(value, job);
   }
 }

@@ -66,10 +66,10 @@ struct AttendTask {
   Rows m, l;  // float32, one element per row
   Rows acc;   // float32, head_dim_v
   // backward
-  Rows d_out;        // do, storage dtype, head_dim_v
-  Rows lse, delta;   // float32, one element per row
-  Rows dq;           // float32, head_dim
-  KeyRows dk, dv;    // float32
+  Rows d_out;       // do, storage dtype, head_dim_v
+  Rows lse, delta;  // float32, one element per row
+  Rows dq;          // float32, head_dim
+  KeyRows dk, dv;   // float32
 };
 
 // What is the same for all tasks of a call.
@@ -95,12 +95,12 @@ struct AttendParams {
 
 struct Context {
   ThreadPool& pool;
-  std::byte* scratch = nullptr;         // scratch_bytes(shape), aligned to 64
-  FunctionRef<void()> progress;         // to be called about every millisecond by the calling thread
+  std::byte* scratch = nullptr;  // scratch_bytes(shape), aligned to 64
+  FunctionRef<void()> progress;  // to be called about every millisecond by the calling thread
 };
 
 struct AttendKernel {
-  std::string_view name;  // attend_f32_avx512, attend_backward_bf16_reference, ...
+  std::string_view name;                 // attend_f32_avx512, attend_backward_bf16_reference, ...
   bool (*supports)(const AttendShape&);  // shape and this machine's instruction set
   std::int64_t (*scratch_bytes)(const AttendShape&);
   void (*run)(const AttendParams&, std::span<const AttendTask>, const Context&);
@@ -116,6 +116,7 @@ const AttendKernel& select_attend(const AttendShape& shape, std::string_view nam
 const AttendKernel& select_attend_backward(const AttendShape& shape, std::string_view name = {});
 
 // The dropout decision: true where the pair is dropped. Counter-based (Philox-4x32-10) on global coordinates.
-bool is_dropped(std::uint64_t seed, float dropout, std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j, int state);
+bool is_dropped(std::uint64_t seed, float dropout, std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j,
+                int state);
 
 }  // namespace ringspan::kernels

@@ -56,7 +56,12 @@ struct BackwardScratch {
 class UnitBackward {
  public:
   UnitBackward(const TileOps& ops, const AttendParams& params, const BackwardScratch& scratch, Progress& progress, Unit unit)
-      : ops_(ops), params_(params), s_(scratch), progress_(progress), unit_(unit), dtype_(static_cast<int>(params.shape.dtype)) {
+      : ops_(ops),
+        params_(params),
+        s_(scratch),
+        progress_(progress),
+        unit_(unit),
+        dtype_(static_cast<int>(params.shape.dtype)) {
     tile_.head_dim = params.shape.head_dim;
     tile_.head_dim_v = params.shape.head_dim_v;
     tile_.q_columns = s_.q_columns, tile_.q_panels = s_.q_panels;
@@ -90,10 +95,11 @@ class UnitBackward {
  private:
   // Rows of the storage type from row `row` of head (or kv head) `head` on.
   template <typename View>
-  RowSource source(const View& view, const AttendTask& task, std::int64_t head, std::int64_t row, const std::int32_t* index, int rows,
-                   int width) const {
+  RowSource source(const View& view, const AttendTask& task, std::int64_t head, std::int64_t row, const std::int32_t* index,
+                   int rows, int width) const {
     const std::int64_t offset = batch(task) * view.batch_stride + head * view.head_stride + row * view.row_stride;
-    return {static_cast<const std::byte*>(view.data) + offset * size_of(params_.shape.dtype), view.row_stride, index, rows, width};
+    return {static_cast<const std::byte*>(view.data) + offset * size_of(params_.shape.dtype), view.row_stride, index, rows,
+            width};
   }
   std::int64_t batch(const AttendTask& task) const { return unit_.batch - task.batch_first; }
 
@@ -161,7 +167,8 @@ class UnitBackward {
     // A key is seen last by the last row that has begun at or before it and ends after it.
     std::int32_t open_end = static_cast<std::int32_t>(keys.size());
     for (int r = count - 1; r >= 0; --r) {
-      for (open_end = std::min(open_end, s_.key_end[r]); open_end > s_.key_begin[r]; --open_end) s_.row_end[open_end - 1] = r + 1;
+      for (open_end = std::min(open_end, s_.key_end[r]); open_end > s_.key_begin[r]; --open_end)
+        s_.row_end[open_end - 1] = r + 1;
     }
     return count;
   }
@@ -177,8 +184,8 @@ class UnitBackward {
     }
   }
 
-  void add(const KeyRows& rows, const AttendTask& task, std::int64_t kv, IndexRange keys, const float* gradient, std::int64_t stride,
-           int width) const {
+  void add(const KeyRows& rows, const AttendTask& task, std::int64_t kv, IndexRange keys, const float* gradient,
+           std::int64_t stride, int width) const {
     for (std::int64_t c = keys.begin; c < keys.end; ++c, gradient += stride) {
       float* sum = row_of<float>(rows, batch(task), kv, c);
       for (int e = 0; e < width; ++e) sum[e] += gradient[e];
@@ -203,7 +210,8 @@ std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const Atten
   return bytes * shape.threads;
 }
 
-void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
+void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks,
+                           const Context& context) {
   RINGSPAN_CHECK(context.pool.size() <= params.shape.threads);
   const Units units(tasks, params.shape.group);
   const std::int64_t scratch_bytes = attend_backward_tiled_scratch_bytes(ops, params.shape) / params.shape.threads;

@@ -41,11 +41,12 @@ class Fixture {
   }
 
   // Queries and keys first, first + step, ... (count of each).
-  AttendTask task(std::int64_t q_first, std::int64_t k_first, std::int64_t step, std::int64_t q_count, std::int64_t k_count, std::int64_t lo,
-                  std::int64_t hi) {
+  AttendTask task(std::int64_t q_first, std::int64_t k_first, std::int64_t step, std::int64_t q_count, std::int64_t k_count,
+                  std::int64_t lo, std::int64_t hi) {
     AttendTask t;
     t.head_count = kHeads;
-    t.q_first = q_first, t.k_first = k_first, t.q_step = t.k_step = step, t.q_count = q_count, t.k_count = k_count, t.lo = lo, t.hi = hi;
+    t.q_first = q_first, t.k_first = k_first, t.q_step = t.k_step = step, t.q_count = q_count, t.k_count = k_count, t.lo = lo,
+    t.hi = hi;
     const auto wide = [&](auto& store, std::int64_t first) {
       const std::int64_t unit = static_cast<std::int64_t>(store.size()) / (tokens_ * kHeads);
       return Rows{store.data() + first * kHeads * unit, 0, step * kHeads * dim_, dim_};
@@ -89,7 +90,8 @@ class Fixture {
     if (dtype_ == DType::float32) {
       reinterpret_cast<float*>(store)[i] = value;
     } else {
-      reinterpret_cast<std::uint16_t*>(store)[i] = dtype_ == DType::bfloat16 ? float_to_bfloat16(value) : float_to_float16(value);
+      reinterpret_cast<std::uint16_t*>(store)[i] =
+          dtype_ == DType::bfloat16 ? float_to_bfloat16(value) : float_to_float16(value);
     }
   }
   DType dtype_;
@@ -99,8 +101,8 @@ class Fixture {
   std::vector<float> acc_, dq_, dk_, dv_, m_, l_, lse_, delta_;
 };
 
-void run(benchmark::State& state, const AttendKernel& kernel, DType dtype, const std::string& structure, std::int64_t tokens, int dim,
-         bool backward) {
+void run(benchmark::State& state, const AttendKernel& kernel, DType dtype, const std::string& structure, std::int64_t tokens,
+         int dim, bool backward) {
   Fixture fixture(dtype, tokens, dim);
   const std::vector<AttendTask> list = fixture.tasks(structure);
   AttendParams params;
@@ -114,14 +116,15 @@ void run(benchmark::State& state, const AttendKernel& kernel, DType dtype, const
     if (!backward) fixture.reset();
     kernel.run(params, list, Context{pool, scratch, progress});
   }
-  state.counters["GFLOP/s"] = benchmark::Counter(fixture.flops(list, backward) / 1e9, benchmark::Counter::kIsIterationInvariantRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(fixture.flops(list, backward) / 1e9, benchmark::Counter::kIsIterationInvariantRate);
   state.counters["tasks"] = static_cast<double>(list.size());
 }
 
 void add(std::span<const AttendKernel> kernels, bool backward) {
   unsigned seen = 0;
   for (const AttendKernel& kernel : kernels) {
-    const DType dtype = kernel.name.find("bf16") != std::string_view::npos  ? DType::bfloat16
+    const DType dtype = kernel.name.find("bf16") != std::string_view::npos   ? DType::bfloat16
                         : kernel.name.find("_f16") != std::string_view::npos ? DType::float16
                                                                              : DType::float32;
     if (!kernel.supports({dtype, 64, 64, 1, false, false, false, 1})) continue;
@@ -131,7 +134,8 @@ void add(std::span<const AttendKernel> kernels, bool backward) {
       for (const char* structure : {"full", "causal", "window511", "documents", "dilated4", "decode"}) {
         if (!best && (dim != 64 || structure != std::string("causal"))) continue;
         const std::int64_t tokens = best ? 2048 : 256;
-        const std::string name = std::string(kernel.name) + "/" + structure + "/n" + std::to_string(tokens) + "/d" + std::to_string(dim);
+        const std::string name =
+            std::string(kernel.name) + "/" + structure + "/n" + std::to_string(tokens) + "/d" + std::to_string(dim);
         benchmark::RegisterBenchmark(name.c_str(), [=, &kernel](benchmark::State& state) {
           run(state, kernel, dtype, structure, tokens, dim, backward);
         })->Unit(benchmark::kMillisecond);

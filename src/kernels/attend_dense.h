@@ -89,7 +89,8 @@ class Dense {
     }
     const std::int64_t i = world_.position_q(row);
     const std::int64_t j = world_.position_k(key);
-    Pair pair{key, round(static_cast<Real>(world_.scale()) * dot), 1, 1, 0, std::abs(world_.scale()) * static_cast<double>(size)};
+    Pair pair{key, round(static_cast<Real>(world_.scale()) * dot),      1, 1,
+              0,   std::abs(world_.scale()) * static_cast<double>(size)};
     if (spec_.softcap != 0.0F) {
       const Real tanh = std::tanh(pair.score / static_cast<Real>(spec_.softcap));
       pair.score = round(static_cast<Real>(spec_.softcap) * tanh);
@@ -113,7 +114,8 @@ class Dense {
     };
     for (const Part& part : parts_) {
       if (b < part.batch_first || b >= part.batch_first + part.batch_count) continue;
-      if (!in(head, part.head_first, part.head_step, part.head_count) || !in(row, part.q_row, part.q_stride, part.q_count)) continue;
+      if (!in(head, part.head_first, part.head_step, part.head_count) || !in(row, part.q_row, part.q_stride, part.q_count))
+        continue;
       for (std::int64_t c = 0; c < part.k_count; ++c) {
         const std::int64_t key = part.k_row + c * part.k_stride;
         const std::int64_t difference = world_.position_k(key) - world_.position_q(row);
@@ -204,7 +206,8 @@ inline DenseResult naive_attention(const World& world, const std::vector<Part>& 
 // that were summed, amplified by the largest score (an error of eps |s| in a score is one of eps |s| in its probability).
 // Positive: a failure. A value that should be finite and is not counts as infinitely wrong.
 template <typename Get>
-double excess_error(const Values& truth, const Values& naive, const Values& size, double largest_score, std::int64_t batch, Get&& get) {
+double excess_error(const Values& truth, const Values& naive, const Values& size, double largest_score, std::int64_t batch,
+                    Get&& get) {
   double naive_error = 0.0;
   for (std::size_t i = 0; i < truth.data.size(); ++i) {
     const double error = std::abs(naive.data[i] - truth.data[i]);

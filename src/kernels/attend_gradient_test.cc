@@ -29,7 +29,8 @@ TEST_P(AttendBackwardTest, RandomCases) {
     CaseGenerator generate(seed);
     const Spec s = generate.spec(dtype());
     World world(s);
-    run_and_check(world, generate.parts(s), "case " + std::to_string(seed) + ": " + s.describe(), 1 + static_cast<int>(seed % 3));
+    run_and_check(world, generate.parts(s), "case " + std::to_string(seed) + ": " + s.describe(),
+                  1 + static_cast<int>(seed % 3));
   }
 }
 
@@ -61,7 +62,8 @@ TEST_P(AttendBackwardTest, LongRows) {
 }
 
 TEST_P(AttendBackwardTest, MaskedKeysHaveNoInfluence) {
-  for (const auto& [lo, hi] : std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {
+  for (const auto& [lo, hi] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {
     World clean(spec(130, 300, 24));
     World planted(spec(130, 300, 24));
     const std::vector<Part> parts{clean.whole(lo, hi)};
@@ -117,7 +119,8 @@ TEST_P(AttendBackwardTest, MaskedQueriesHaveNoInfluence) {
   int compared = 0;
   for (std::int64_t key = 0; key < 150; ++key) {
     bool seen_by_bad = false;
-    for (std::int64_t row = 0; row < 200; ++row) seen_by_bad = seen_by_bad || (is_bad(row) && key - row >= lo && key - row <= hi);
+    for (std::int64_t row = 0; row < 200; ++row)
+      seen_by_bad = seen_by_bad || (is_bad(row) && key - row >= lo && key - row <= hi);
     if (seen_by_bad) continue;
     ++compared;
     for (int e = 0; e < 24; ++e) {
@@ -170,7 +173,8 @@ TEST_P(AttendBackwardTest, RowsWithoutPairsKeepTheirBits) {
   run_kernel(kernel(), world, parts);
   for (std::int64_t row = 0; row < 100; ++row) {
     if (row % 4 == 0 || row % 4 == 3) continue;
-    for (int e = 0; e < 16; ++e) ASSERT_TRUE(std::signbit(world.dq.get(0, row, 0, e)) && world.dq.get(0, row, 0, e) == 0.0) << row;
+    for (int e = 0; e < 16; ++e)
+      ASSERT_TRUE(std::signbit(world.dq.get(0, row, 0, e)) && world.dq.get(0, row, 0, e) == 0.0) << row;
   }
   for (std::int64_t key = 26; key < 60; ++key) {
     for (int e = 0; e < 16; ++e) {
@@ -244,7 +248,8 @@ TEST_P(AttendBackwardTest, GradientsAreAdded) {
     EXPECT_NEAR(twice.dk.get(b, r, h, e), 2 * once.dk.get(b, r, h, e), 1e-5);
     EXPECT_NEAR(twice.dv.get(b, r, h, e), 2 * once.dv.get(b, r, h, e), 1e-5);
   });
-  twice.dq.for_each([&](auto b, auto r, auto h, auto e) { EXPECT_NEAR(twice.dq.get(b, r, h, e), 2 * once.dq.get(b, r, h, e), 1e-5); });
+  twice.dq.for_each(
+      [&](auto b, auto r, auto h, auto e) { EXPECT_NEAR(twice.dq.get(b, r, h, e), 2 * once.dq.get(b, r, h, e), 1e-5); });
 }
 
 TEST_P(AttendBackwardTest, CallsProgressWhileItComputes) {

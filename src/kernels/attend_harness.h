@@ -24,7 +24,8 @@ inline DType dtype_of(const AttendKernel& kernel) {
 // Scratch of exactly the size a kernel asked for, aligned to 64, full of NaN, between two guards.
 class Scratch {
  public:
-  explicit Scratch(std::int64_t bytes) : bytes_(static_cast<std::size_t>(bytes)), memory_(bytes_ + 2 * kGuard + 64, std::byte{0xff}) {
+  explicit Scratch(std::int64_t bytes)
+      : bytes_(static_cast<std::size_t>(bytes)), memory_(bytes_ + 2 * kGuard + 64, std::byte{0xff}) {
     auto address = reinterpret_cast<std::uintptr_t>(memory_.data()) + kGuard;
     data_ = reinterpret_cast<std::byte*>((address + 63) / 64 * 64);
     std::memset(data_ - kGuard, 0xa5, kGuard);
@@ -160,13 +161,26 @@ class CaseGenerator {
     const std::int64_t shift = s.k_first - s.q_first;
     const std::int64_t reach = std::max<std::int64_t>(1, std::max(s.n_q * s.q_step, s.n_k * s.k_step));
     switch (below(7)) {
-      case 0: return;
-      case 1: part.hi = shift; return;
-      case 2: part.lo = shift; return;
-      case 3: part.hi = shift + below(2 * reach) - reach; return;
-      case 4: part.lo = shift + below(2 * reach) - reach, part.hi = part.lo + below(12); return;
-      case 5: part.lo = part.hi = shift; return;
-      default: part.lo = 5, part.hi = 3; return;  // empty
+      case 0:
+        return;
+      case 1:
+        part.hi = shift;
+        return;
+      case 2:
+        part.lo = shift;
+        return;
+      case 3:
+        part.hi = shift + below(2 * reach) - reach;
+        return;
+      case 4:
+        part.lo = shift + below(2 * reach) - reach, part.hi = part.lo + below(12);
+        return;
+      case 5:
+        part.lo = part.hi = shift;
+        return;
+      default:
+        part.lo = 5, part.hi = 3;
+        return;  // empty
     }
   }
   std::mt19937_64 random_;

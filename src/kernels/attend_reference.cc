@@ -88,8 +88,8 @@ class HeadForward {
 }  // namespace
 
 bool reference_supports(const AttendShape& shape, DType dtype) {
-  return shape.dtype == dtype && shape.head_dim >= 1 && shape.head_dim <= 256 && shape.head_dim_v >= 1 && shape.head_dim_v <= 256 &&
-         shape.group >= 1 && shape.threads >= 1;
+  return shape.dtype == dtype && shape.head_dim >= 1 && shape.head_dim <= 256 && shape.head_dim_v >= 1 &&
+         shape.head_dim_v <= 256 && shape.group >= 1 && shape.threads >= 1;
 }
 
 std::int64_t reference_scratch_bytes(const AttendShape&) { return 0; }

@@ -71,7 +71,8 @@ TEST_P(AttendTest, LongRows) {
 
 TEST_P(AttendTest, MaskedKeysHaveNoInfluence) {
   // Each query sees a band of keys; all others, also those in the same tiles, hold NaN or infinities for that query.
-  for (const auto& [lo, hi] : std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {
+  for (const auto& [lo, hi] :
+       std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {
     World clean(spec(130, 300, 24));
     World planted(spec(130, 300, 24));
     const std::vector<Part> parts{clean.whole(lo, hi)};
@@ -306,7 +307,8 @@ TEST(AttendKernels, ReferenceIsLastAndSupportsEverything) {
     for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
       AttendShape shape{dtype, 256, 1, 7, true, true, true, 5};
       bool found = false;
-      for (const AttendKernel& kernel : kernels) found = found || (kernel.name.ends_with("_reference") && kernel.supports(shape));
+      for (const AttendKernel& kernel : kernels)
+        found = found || (kernel.name.ends_with("_reference") && kernel.supports(shape));
       EXPECT_TRUE(found) << to_string(dtype);
     }
     EXPECT_TRUE(kernels.back().name.ends_with("_reference"));

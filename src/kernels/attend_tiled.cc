@@ -101,14 +101,16 @@ class UnitForward {
       return static_cast<const std::byte*>(rows.data) +
              element * (batch(task) * rows.batch_stride + kv * rows.head_stride + c * rows.row_stride);
     };
-    const Packed wanted{key_row(task.k, run.begin), key_row(task.v, run.begin), task.k.row_stride, task.v.row_stride, run.size()};
+    const Packed wanted{key_row(task.k, run.begin), key_row(task.v, run.begin), task.k.row_stride, task.v.row_stride,
+                        run.size()};
     if (wanted == packed_) return;
     packed_ = wanted;
     for (std::int64_t c = run.begin, n = 0; c < run.end; c += kKeyTile, ++n) {
       const int keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
-      ops_.pack_columns[dtype](s_.k + n * s_.k_tile, {key_row(task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim}, 1.0F);
-      v_finite_[n] = ops_.pack_panels[dtype](s_.v + n * s_.v_tile,
-                                             {key_row(task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v}, 1.0F);
+      ops_.pack_columns[dtype](s_.k + n * s_.k_tile,
+                               {key_row(task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim}, 1.0F);
+      v_finite_[n] = ops_.pack_panels[dtype](
+          s_.v + n * s_.v_tile, {key_row(task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v}, 1.0F);
     }
   }
 
@@ -169,7 +171,8 @@ class UnitForward {
 
   void set_distances(const AttendTask& task, std::int64_t row, std::int64_t c) {
     tile_.distance_step = task.k_step;
-    for (int r = 0; r < tile_.rows; ++r) s_.distance[r] = task.k_first + c * task.k_step - position(task, row, r) - task.diagonal;
+    for (int r = 0; r < tile_.rows; ++r)
+      s_.distance[r] = task.k_first + c * task.k_step - position(task, row, r) - task.diagonal;
   }
 
   void set_factors(const AttendTask& task, std::int64_t head, std::int64_t row, std::int64_t c) {
@@ -177,8 +180,8 @@ class UnitForward {
     const float keep = dropout_keep(params_);
     for (int r = 0; r < tile_.rows; ++r) {
       const std::int64_t first = c + s_.tile_begin[r];
-      dropout.factors(position(task, row, r), task.k_first + first * task.k_step, task.k_step, s_.tile_end[r] - s_.tile_begin[r], keep,
-                      s_.factors + r * kScoreStride + s_.tile_begin[r], 1);
+      dropout.factors(position(task, row, r), task.k_first + first * task.k_step, task.k_step,
+                      s_.tile_end[r] - s_.tile_begin[r], keep, s_.factors + r * kScoreStride + s_.tile_begin[r], 1);
     }
   }
 

@@ -20,6 +20,7 @@ std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& s
 void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context);
 
 std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);
-void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context);
+void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks,
+                           const Context& context);
 
 }  // namespace ringspan::kernels

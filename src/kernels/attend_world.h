@@ -31,7 +31,8 @@ inline double round_to(DType dtype, double value) {
 class Tensor {
  public:
   Tensor() = default;
-  Tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width, bool rows_inner, std::int64_t gap)
+  Tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width, bool rows_inner,
+         std::int64_t gap)
       : dtype_(dtype), batch_(batch), rows_(rows), heads_(heads), width_(width) {
     const std::int64_t inner = width + gap;
     row_stride = rows_inner ? inner : inner * heads + gap;
@@ -65,7 +66,8 @@ class Tensor {
   bool gaps_intact() const {
     std::vector<bool> used(bytes_.size(), false);
     for_each([&](auto b, auto r, auto h, auto e) {
-      for (std::int64_t i = 0; i < size_of(dtype_); ++i) used[static_cast<std::size_t>(offset(b, r, h, e) * size_of(dtype_) + i)] = true;
+      for (std::int64_t i = 0; i < size_of(dtype_); ++i)
+        used[static_cast<std::size_t>(offset(b, r, h, e) * size_of(dtype_) + i)] = true;
     });
     for (std::size_t i = 0; i < bytes_.size(); ++i) {
       if (!used[i] && bytes_[i] != std::byte{0xff}) return false;
@@ -125,12 +127,12 @@ struct Spec {
   std::uint64_t seed = 1;
   std::int64_t heads() const { return kv_heads * group; }
   std::string describe() const {
-    return std::string(to_string(dtype)) + " batch " + std::to_string(batch) + " kv_heads " + std::to_string(kv_heads) + " group " +
-           std::to_string(group) + " n_q " + std::to_string(n_q) + " n_k " + std::to_string(n_k) + " d " + std::to_string(head_dim) +
-           " d_v " + std::to_string(head_dim_v) + " q " + std::to_string(q_first) + ":" + std::to_string(q_step) + " k " +
-           std::to_string(k_first) + ":" + std::to_string(k_step) + " inner " + std::to_string(rows_inner) + " softcap " +
-           std::to_string(softcap) + " alibi " + std::to_string(alibi_slope) + " dropout " + std::to_string(dropout) + " seed " +
-           std::to_string(seed);
+    return std::string(to_string(dtype)) + " batch " + std::to_string(batch) + " kv_heads " + std::to_string(kv_heads) +
+           " group " + std::to_string(group) + " n_q " + std::to_string(n_q) + " n_k " + std::to_string(n_k) + " d " +
+           std::to_string(head_dim) + " d_v " + std::to_string(head_dim_v) + " q " + std::to_string(q_first) + ":" +
+           std::to_string(q_step) + " k " + std::to_string(k_first) + ":" + std::to_string(k_step) + " inner " +
+           std::to_string(rows_inner) + " softcap " + std::to_string(softcap) + " alibi " + std::to_string(alibi_slope) +
+           " dropout " + std::to_string(dropout) + " seed " + std::to_string(seed);
   }
 };
 
@@ -170,8 +172,10 @@ class World {
 
   AttendParams params(int threads) const {
     AttendParams p;
-    p.shape = {spec.dtype, spec.head_dim, spec.head_dim_v, static_cast<int>(spec.group), spec.softcap != 0.0F,
-               spec.alibi_slope != 0.0F, spec.dropout != 0.0F, threads};
+    p.shape = {spec.dtype,           spec.head_dim,
+               spec.head_dim_v,      static_cast<int>(spec.group),
+               spec.softcap != 0.0F, spec.alibi_slope != 0.0F,
+               spec.dropout != 0.0F, threads};
     p.scale = scale();
     p.softcap = spec.softcap;
     p.alibi_slopes = slopes.data();
@@ -196,7 +200,8 @@ class World {
                   x.head_stride * part.head_step};
     };
     const auto key_rows = [&](Tensor& x) {
-      return KeyRows{x.at(part.batch_first, part.k_row, t.kv_head_first), x.batch_stride, x.row_stride * part.k_stride, x.head_stride};
+      return KeyRows{x.at(part.batch_first, part.k_row, t.kv_head_first), x.batch_stride, x.row_stride * part.k_stride,
+                     x.head_stride};
     };
     t.q = query_rows(q), t.k = key_rows(k), t.v = key_rows(v);
     t.m = query_rows(m), t.l = query_rows(l), t.acc = query_rows(acc);

@@ -33,8 +33,9 @@ Block philox4x32(Block counter, std::array<std::uint32_t, 2> key) {
 
 DropoutRow::DropoutRow(std::uint64_t seed, float dropout, std::int64_t batch, std::int64_t head, int state) {
   const auto item = static_cast<std::uint64_t>(batch);
-  const Block block = philox4x32({low_word(item), high_word(item), static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(state)},
-                                 {low_word(seed), high_word(seed)});
+  const Block block =
+      philox4x32({low_word(item), high_word(item), static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(state)},
+                 {low_word(seed), high_word(seed)});
   key_ = {block[0], block[1]};
   threshold_ = static_cast<std::uint32_t>(std::llround(static_cast<double>(dropout) * 0x1p32));  // dropout <= 1 - 2^-24
 }
@@ -53,7 +54,8 @@ void DropoutRow::factors(std::int64_t i, std::int64_t first, std::int64_t step, 
   }
 }
 
-bool is_dropped(std::uint64_t seed, float dropout, std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j, int state) {
+bool is_dropped(std::uint64_t seed, float dropout, std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j,
+                int state) {
   return DropoutRow(seed, dropout, batch, head, state).is_dropped(i, j);
 }
 

@@ -57,16 +57,16 @@ template <DType kType>
 using reference = Reference<kType>;
 
 constexpr AttendKernel kAttendKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                        \
-  {"attend_" #short_name "_" #implementation, implementation<DType::dtype>::supports,            \
+#define RINGSPAN_KERNEL(dtype, short_name, implementation)                            \
+  {"attend_" #short_name "_" #implementation, implementation<DType::dtype>::supports, \
    implementation<DType::dtype>::forward_bytes, implementation<DType::dtype>::forward},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };
 
 constexpr AttendKernel kAttendBackwardKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                        \
-  {"attend_backward_" #short_name "_" #implementation, implementation<DType::dtype>::supports,   \
+#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                     \
+  {"attend_backward_" #short_name "_" #implementation, implementation<DType::dtype>::supports, \
    implementation<DType::dtype>::backward_bytes, implementation<DType::dtype>::backward},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
@@ -106,7 +106,9 @@ const AttendKernel& select(std::span<const AttendKernel> kernels, const AttendSh
 std::span<const AttendKernel> attend_kernels() { return kAttendKernels; }
 std::span<const AttendKernel> attend_backward_kernels() { return kAttendBackwardKernels; }
 
-const AttendKernel& select_attend(const AttendShape& shape, std::string_view name) { return select(kAttendKernels, shape, name); }
+const AttendKernel& select_attend(const AttendShape& shape, std::string_view name) {
+  return select(kAttendKernels, shape, name);
+}
 
 const AttendKernel& select_attend_backward(const AttendShape& shape, std::string_view name) {
   return select(kAttendBackwardKernels, shape, name);

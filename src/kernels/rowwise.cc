@@ -31,9 +31,12 @@ struct Row {
 template <typename Function>
 void with_dtype(DType dtype, Function&& function) {
   switch (dtype) {
-    case DType::float32: return function(Storage<DType::float32>{});
-    case DType::bfloat16: return function(Storage<DType::bfloat16>{});
-    case DType::float16: return function(Storage<DType::float16>{});
+    case DType::float32:
+      return function(Storage<DType::float32>{});
+    case DType::bfloat16:
+      return function(Storage<DType::bfloat16>{});
+    case DType::float16:
+      return function(Storage<DType::float16>{});
   }
 }
 
@@ -48,7 +51,8 @@ void for_rows(std::span<const RowTask> tasks, int width, const Context& context,
     const auto run_piece = [&](std::int64_t piece, int) {
       const std::int64_t end = std::min(rows, (piece + 1) * rows_per_piece);
       std::int64_t index = piece * rows_per_piece;
-      Row row{task, index / (task.row_count * task.head_count), index / task.head_count % task.row_count, index % task.head_count};
+      Row row{task, index / (task.row_count * task.head_count), index / task.head_count % task.row_count,
+              index % task.head_count};
       for (; index < end; ++index) {
         function(row);
         if (++row.head < task.head_count) continue;
@@ -159,7 +163,8 @@ void merge_rows(std::span<const RowTask> tasks, int width, const Context& contex
 
 void merge_states(std::span<const RowTask> tasks, int width, const Context& context) {
   for_rows(tasks, width, context, [width](const Row& row) {
-    merge_into(row.scalar(3), row.scalar(4), row.operand<float>(5), row.scalar(0), row.scalar(1), row.operand<const float>(2), width);
+    merge_into(row.scalar(3), row.scalar(4), row.operand<float>(5), row.scalar(0), row.scalar(1), row.operand<const float>(2),
+               width);
   });
 }
 
@@ -201,7 +206,8 @@ void sink_gradient(std::span<const RowTask> tasks, const float* sinks, double* g
         for (std::int64_t r = 0; r < task.row_count; ++r) {
           const Row row{task, batch, r, t};
           if (row.scalar(0) == kMinusInfinity) continue;
-          sum += std::exp(static_cast<double>(sinks[head]) - static_cast<double>(row.scalar(0))) * static_cast<double>(row.scalar(1));
+          sum += std::exp(static_cast<double>(sinks[head]) - static_cast<double>(row.scalar(0))) *
+                 static_cast<double>(row.scalar(1));
         }
       }
       gradient[head] -= sum;

@@ -12,8 +12,8 @@ namespace ringspan::kernels::testing {
 namespace {
 
 // A tensor of random values; its rows are the operand of one task.
-Tensor random_tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width, bool rows_inner,
-                     std::uint64_t seed) {
+Tensor random_tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width,
+                     bool rows_inner, std::uint64_t seed) {
   Tensor tensor(dtype, batch, rows, heads, width, rows_inner, 3);
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
@@ -59,7 +59,8 @@ TEST_P(RowwiseTest, CopyAddFillOverAllTypes) {
         ASSERT_EQ(target.get(b, r, h, e), round_to(to, sum));
       });
       copy_rows(std::vector{task_of(source, {operand(source, from), operand(target, to)})}, 17, context());
-      target.for_each([&](auto b, auto r, auto h, auto e) { ASSERT_EQ(target.get(b, r, h, e), round_to(to, source.get(b, r, h, e))); });
+      target.for_each(
+          [&](auto b, auto r, auto h, auto e) { ASSERT_EQ(target.get(b, r, h, e), round_to(to, source.get(b, r, h, e))); });
       fill_rows(std::vector{task_of(target, {operand(target, to)})}, 17, -1.5F, context());
       target.for_each([&](auto b, auto r, auto h, auto e) { ASSERT_EQ(target.get(b, r, h, e), -1.5); });
       EXPECT_TRUE(target.gaps_intact());
@@ -105,7 +106,8 @@ TEST_P(RowwiseTest, MergeRows) {
     lse.set(b, r, h, 0, -kInfinity);  // the identity: o is never looked at
     o.set(b, r, h, 3, std::nan(""));
   });
-  merge_rows(std::vector{task_of(o, {operand(o), operand(lse), operand(state.m), operand(state.l), operand(state.acc)})}, 9, context());
+  merge_rows(std::vector{task_of(o, {operand(o), operand(lse), operand(state.m), operand(state.l), operand(state.acc)})}, 9,
+             context());
   o.for_each([&](auto b, auto r, auto h, auto e) {
     const double m0 = before.m.get(b, r, h, 0), l0 = before.l.get(b, r, h, 0), m1 = lse.get(b, r, h, 0);
     if (m1 == -kInfinity) {
@@ -163,7 +165,8 @@ TEST_P(RowwiseTest, FinalizeWithAndWithoutSinks) {
           ASSERT_EQ(o32.get(b, r, h, e), 0.0);
           return;
         }
-        const double total = (m == -kInfinity ? 0.0 : l * std::exp(m - top)) + (sink == -kInfinity ? 0.0 : std::exp(sink - top));
+        const double total =
+            (m == -kInfinity ? 0.0 : l * std::exp(m - top)) + (sink == -kInfinity ? 0.0 : std::exp(sink - top));
         const double expected = m == -kInfinity ? 0.0 : 0.5 * state.acc.get(b, r, h, e) * std::exp(m - top) / total;
         ASSERT_NEAR(lse.get(b, r, h, 0), top + std::log(total), 2e-6 * (1 + std::abs(top)));
         ASSERT_NEAR(o32.get(b, r, h, e), expected, 1e-6);
@@ -178,9 +181,9 @@ TEST_P(RowwiseTest, FinalizeInPlace) {
   State state(rows_, 2, 9, 70);
   const State before = state;
   Tensor lse = random_tensor(DType::float32, 2, rows_, 2, 1, true, 71);
-  finalize_rows(
-      std::vector{task_of(state.acc, {operand(state.m), operand(state.l), operand(state.acc), operand(state.acc), operand(lse)})}, 9,
-      1.0F, nullptr, context());
+  finalize_rows(std::vector{task_of(
+                    state.acc, {operand(state.m), operand(state.l), operand(state.acc), operand(state.acc), operand(lse)})},
+                9, 1.0F, nullptr, context());
   state.acc.for_each([&](auto b, auto r, auto h, auto e) {
     ASSERT_NEAR(state.acc.get(b, r, h, e), before.acc.get(b, r, h, e) / before.l.get(b, r, h, 0), 1e-6);
   });
@@ -202,8 +205,8 @@ TEST_P(RowwiseTest, PartialResultsMergeLikeStates) {
              context());
   finalize_rows(result(merged), 9, 1.0F, nullptr, context());
   const Tensor o_merged = o, lse_merged = lse;
-  merge_states(std::vector{task_of(o, {operand(a.m), operand(a.l), operand(a.acc), operand(joined.m), operand(joined.l),
-                                       operand(joined.acc)})},
+  merge_states(std::vector{task_of(
+                   o, {operand(a.m), operand(a.l), operand(a.acc), operand(joined.m), operand(joined.l), operand(joined.acc)})},
                9, context());
   finalize_rows(result(joined), 9, 1.0F, nullptr, context());
   o.for_each([&](auto i, auto r, auto h, auto e) {
@@ -223,7 +226,8 @@ TEST_P(RowwiseTest, DeltaOverAllTypes) {
         Tensor d_out = random_tensor(a, 2, rows_, 2, width, false, 100);
         Tensor o = random_tensor(b, 2, rows_, 2, width, true, 101);
         Tensor delta = random_tensor(DType::float32, 2, rows_, 2, 1, true, 102);
-        delta_rows(std::vector{task_of(o, {operand(d_out, a), operand(o, b), operand(delta)})}, static_cast<int>(width), context());
+        delta_rows(std::vector{task_of(o, {operand(d_out, a), operand(o, b), operand(delta)})}, static_cast<int>(width),
+                   context());
         delta.for_each([&](auto i, auto r, auto h, auto) {
           double sum = 0.0, size = 0.0;
           for (std::int64_t e = 0; e < width; ++e) {
@@ -251,7 +255,8 @@ TEST_P(RowwiseTest, SinkGradient) {
     if (lse.get(b, r, h, 0) == -kInfinity) return;
     expected[head] -= std::exp(sinks[head] - lse.get(b, r, h, 0)) * delta.get(b, r, h, 0);
   });
-  for (std::size_t head = 0; head < 4; ++head) EXPECT_NEAR(gradient[head], expected[head], 1e-9 * (1 + std::abs(expected[head])));
+  for (std::size_t head = 0; head < 4; ++head)
+    EXPECT_NEAR(gradient[head], expected[head], 1e-9 * (1 + std::abs(expected[head])));
 }
 
 TEST_P(RowwiseTest, TasksOnTheSameRowsRunInOrder) {

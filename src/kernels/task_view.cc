@@ -31,7 +31,8 @@ Units::Units(std::span<const AttendTask> tasks, int group) {
 
 IndexRange heads_of_unit(const AttendTask& task, const Unit& unit, int group) {
   if (!has_work(task) || unit.batch < task.batch_first || unit.batch >= task.batch_first + task.batch_count) return {};
-  return indices_between(task.head_first, task.head_step, task.head_count, unit.kv_head * group, unit.kv_head * group + group - 1);
+  return indices_between(task.head_first, task.head_step, task.head_count, unit.kv_head * group,
+                         unit.kv_head * group + group - 1);
 }
 
 }  // namespace ringspan::kernels

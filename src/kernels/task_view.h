@@ -28,7 +28,8 @@ inline std::int64_t floor_div(std::int64_t a, std::int64_t b) {  // b > 0
 inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
 
 // Indices c in [0, count) with low <= first + c * step <= high.
-inline IndexRange indices_between(std::int64_t first, std::int64_t step, std::int64_t count, std::int64_t low, std::int64_t high) {
+inline IndexRange indices_between(std::int64_t first, std::int64_t step, std::int64_t count, std::int64_t low,
+                                  std::int64_t high) {
   if (step < 1) step = 1;  // of a progression with one element at most
   IndexRange range{low - first, high - first + 1};
   if (step != 1) range = {ceil_div(range.begin, step), ceil_div(range.end, step)};
@@ -62,7 +63,9 @@ struct Units {
   IndexRange kv_heads;
   Units(std::span<const AttendTask> tasks, int group);
   std::int64_t count() const { return batch.size() * kv_heads.size(); }
-  Unit at(std::int64_t index) const { return {batch.begin + index / kv_heads.size(), kv_heads.begin + index % kv_heads.size()}; }
+  Unit at(std::int64_t index) const {
+    return {batch.begin + index / kv_heads.size(), kv_heads.begin + index % kv_heads.size()};
+  }
 };
 
 // The heads t of a task (query head head_first + t * head_step) that belong to the unit; empty where it has none.

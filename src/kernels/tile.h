@@ -19,10 +19,10 @@
 
 namespace ringspan::kernels {
 
-inline constexpr int kRowBlock = 6;      // rows of a register tile
-inline constexpr int kQueryTile = 96;    // forward: queries of a tile
-inline constexpr int kKeyTile = 256;     // forward: keys of a tile
-inline constexpr int kScorePad = 16;     // added to the row stride of scores, against cache set conflicts
+inline constexpr int kRowBlock = 6;         // rows of a register tile
+inline constexpr int kQueryTile = 96;       // forward: queries of a tile
+inline constexpr int kKeyTile = 256;        // forward: keys of a tile
+inline constexpr int kScorePad = 16;        // added to the row stride of scores, against cache set conflicts
 inline constexpr int kGradQueryTile = 128;  // backward: queries of a tile
 
 // Rows of the storage type: row r is at data + index[r] * stride elements (index == nullptr: r).
@@ -55,17 +55,17 @@ struct ForwardTile {
 };
 
 struct BackwardTile {
-  int rows, keys, head_dim, head_dim_v;  // rows: queries
+  int rows, keys, head_dim, head_dim_v;       // rows: queries
   const float *q_columns, *q_panels;          // times scale
   const float *d_out_columns, *d_out_panels;  // times output_scale
   const float *k_rows, *v_rows;
   std::int64_t k_stride, v_stride;
-  const float* k_panels;                            // times scale
-  bool queries_finite, keys_finite;                 // otherwise a gradient of zero must not meet them
-  const float *lse, *delta;                         // per row
-  const std::int32_t *key_begin, *key_end;          // per row: the keys it sees
-  const std::int32_t *row_begin, *row_end;          // per key: the rows that see it
-  float *p, *ds;                                    // scratch: keys x score_stride
+  const float* k_panels;                    // times scale
+  bool queries_finite, keys_finite;         // otherwise a gradient of zero must not meet them
+  const float *lse, *delta;                 // per row
+  const std::int32_t *key_begin, *key_end;  // per row: the keys it sees
+  const std::int32_t *row_begin, *row_end;  // per key: the rows that see it
+  float *p, *ds;                            // scratch: keys x score_stride
   std::int64_t score_stride;
   float *dk, *dv;  // accumulators, keys x stride, padded to a multiple of w
   std::int64_t dk_stride, dv_stride;
@@ -95,6 +95,8 @@ extern const TileOps kTileAvx2;
 extern const TileOps kTileAvx512;
 #endif
 
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) { return (value + multiple - 1) / multiple * multiple; }
+constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return (value + multiple - 1) / multiple * multiple;
+}
 
 }  // namespace ringspan::kernels

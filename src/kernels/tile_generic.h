@@ -110,7 +110,8 @@ void pack_columns(float* out, const RowSource& source, float scale) {
       for (int e = 0; e < source.width; e += kWidth) {
         Reg tile[kWidth];
         for (int r = 0; r < kWidth; ++r) {
-          tile[r] = r < present ? load_up_to<Type>(row_at<Type>(source, first + group + r) + e, source.width - e) * factor : Isa::zero();
+          tile[r] = r < present ? load_up_to<Type>(row_at<Type>(source, first + group + r) + e, source.width - e) * factor
+                                : Isa::zero();
         }
         Isa::transpose(tile);
         const int elements = at_most(source.width - e, kWidth);
@@ -163,9 +164,7 @@ template <int kRows, int kCols, typename Store>
 RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
                                     const Store& store) {
   Reg sum[kRows][kCols];
-  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
-    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero();
-  }
+  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero(); }
   const float* a = left.data;
   const std::int64_t row_stride = left.row_stride;
   for (std::int64_t k = 0; k < depth; ++k, a += left.depth_stride, right += right_stride) {
@@ -176,13 +175,12 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
       RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::fma(x, b[v], sum[r][v]);
     }
   }
-  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
-    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) store(r, v, sum[r][v]);
-  }
+  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) store(r, v, sum[r][v]); }
 }
 
 template <int kRows, typename Store>
-void multiply_rows(int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth, const Store& store) {
+void multiply_rows(int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
+                   const Store& store) {
   if constexpr (kVectors >= 4) {
     if (vectors == 4) return multiply_block<kRows, 4>(left, right, right_stride, depth, store);
     if (vectors == 3) return multiply_block<kRows, 3>(left, right, right_stride, depth, store);
@@ -195,12 +193,18 @@ template <typename Store>
 void multiply(int rows, int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
               const Store& store) {
   switch (rows) {
-    case 6: return multiply_rows<6>(vectors, left, right, right_stride, depth, store);
-    case 5: return multiply_rows<5>(vectors, left, right, right_stride, depth, store);
-    case 4: return multiply_rows<4>(vectors, left, right, right_stride, depth, store);
-    case 3: return multiply_rows<3>(vectors, left, right, right_stride, depth, store);
-    case 2: return multiply_rows<2>(vectors, left, right, right_stride, depth, store);
-    default: return multiply_rows<1>(vectors, left, right, right_stride, depth, store);
+    case 6:
+      return multiply_rows<6>(vectors, left, right, right_stride, depth, store);
+    case 5:
+      return multiply_rows<5>(vectors, left, right, right_stride, depth, store);
+    case 4:
+      return multiply_rows<4>(vectors, left, right, right_stride, depth, store);
+    case 3:
+      return multiply_rows<3>(vectors, left, right, right_stride, depth, store);
+    case 2:
+      return multiply_rows<2>(vectors, left, right, right_stride, depth, store);
+    default:
+      return multiply_rows<1>(vectors, left, right, right_stride, depth, store);
   }
 }
 
@@ -262,8 +266,8 @@ inline Range union_of(const std::int32_t* begin, const std::int32_t* end, int fi
 // out[rows][columns] (op)= left x columns of a packed "columns" matrix, only where blocks of rows have a range; used for the
 // scores of a tile: `depth` is the head dimension.
 template <typename Ranges>
-void multiply_columns(int rows, int columns, const float* left, std::int64_t left_stride, const float* packed, int depth, float* out,
-                      std::int64_t out_stride, const Ranges& range_of) {
+void multiply_columns(int rows, int columns, const float* left, std::int64_t left_stride, const float* packed, int depth,
+                      float* out, std::int64_t out_stride, const Ranges& range_of) {
   for (int first = 0; first < columns; first += kPanel) {
     const int width = up(at_most(columns - first, kPanel));
     const float* panel = packed + static_cast<std::int64_t>(first) * depth;
@@ -272,8 +276,8 @@ void multiply_columns(int rows, int columns, const float* left, std::int64_t lef
       const int begin = at_least(down(range.begin) - first, 0);
       const int end = at_most(up(range.end) - first, width);
       if (begin >= end) continue;
-      multiply(at_most(kRowBlock, rows - row), (end - begin) / kWidth, Left{left + row * left_stride, left_stride, 1}, panel + begin,
-               width, depth, Assign{out + row * out_stride + first + begin, out_stride});
+      multiply(at_most(kRowBlock, rows - row), (end - begin) / kWidth, Left{left + row * left_stride, left_stride, 1},
+               panel + begin, width, depth, Assign{out + row * out_stride + first + begin, out_stride});
     }
   }
 }

@@ -48,8 +48,8 @@ inline void gradient_row(const BackwardTile& tile, int key) {
 
 // Gradient of keys: out[key] += sum over the rows that see it of weight[key][row] rows[row], `rows` in panels.
 template <typename Ranges>
-void add_key_gradient(const BackwardTile& tile, const float* weight, const float* packed, int width, float* out, std::int64_t out_stride,
-                      const Ranges& range_of) {
+void add_key_gradient(const BackwardTile& tile, const float* weight, const float* packed, int width, float* out,
+                      std::int64_t out_stride, const Ranges& range_of) {
   const int step = tile.queries_finite ? kRowBlock : 1;  // one by one over its own rows: 0 inf is NaN
   for (int column = 0; column < width; column += kPanel) {
     const int columns = up(at_most(width - column, kPanel));
@@ -87,10 +87,13 @@ void add_query_gradient(const BackwardTile& tile) {
 }
 
 void attend_backward_tile(const BackwardTile& tile) {
-  const auto range_of = [&](int key) { return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys)); };
-  multiply_columns(tile.keys, tile.rows, tile.k_rows, tile.k_stride, tile.q_columns, tile.head_dim, tile.p, tile.score_stride, range_of);
-  multiply_columns(tile.keys, tile.rows, tile.v_rows, tile.v_stride, tile.d_out_columns, tile.head_dim_v, tile.ds, tile.score_stride,
+  const auto range_of = [&](int key) {
+    return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys));
+  };
+  multiply_columns(tile.keys, tile.rows, tile.k_rows, tile.k_stride, tile.q_columns, tile.head_dim, tile.p, tile.score_stride,
                    range_of);
+  multiply_columns(tile.keys, tile.rows, tile.v_rows, tile.v_stride, tile.d_out_columns, tile.head_dim_v, tile.ds,
+                   tile.score_stride, range_of);
   for (int key = 0; key < tile.keys; ++key) gradient_row(tile, key);
   add_key_gradient(tile, tile.p, tile.d_out_panels, tile.head_dim_v, tile.dv, tile.dv_stride, range_of);
   add_key_gradient(tile, tile.ds, tile.q_panels, tile.head_dim, tile.dk, tile.dk_stride, range_of);
