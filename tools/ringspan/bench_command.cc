@@ -280,8 +280,8 @@ int run(BenchOptions& options) {
 
 Body setup_bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
-  app.footer("The results are checked against float64 first; then the ranks and one rank with the whole problem take turns.\n\n"
-             "example\n  ringspan bench --tokens 4096 --heads 8 --head-dim 64 --ranks 2 --pattern causal --sharding zigzag --strategy ring");
+  app.footer("The results are checked against float64 first; then the ranks, and one rank with the whole\nproblem, take turns.\n\n"
+             "example\n  ringspan bench --tokens 4096 --heads 8 --ranks 2 --pattern causal --sharding zigzag");
   options->problem.problem.tokens_q = 4096;
   add_integer(app, "--repetitions", 1, [options](std::int64_t n) { options->repetitions = static_cast<int>(n); },
               "turns of each, after one to warm up (default 5)");

@@ -138,7 +138,7 @@ int print_json(const std::vector<Cell>& cells) {
 
 Body setup_capabilities(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
-  app.footer("The table is made by planning a small problem for every cell: the code that refuses is asked, nothing is written down twice.");
+  app.footer("The table is made by planning a small problem for every cell: the code that refuses is asked,\nnothing is written down twice.");
   app.add_flag("--json", *json, "every cell, with the reason where it is refused");
   return [json] {
     const std::vector<Cell> cells = capability_cells();

@@ -2,10 +2,14 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
+#include <csignal>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 #include <new>
 #include <string>
+#include <system_error>
 #include <vector>
 
 #include "command.h"
@@ -82,9 +86,16 @@ int parse_failure(CLI::App& app, const CLI::ParseError& error) {
   return kBadArguments;
 }
 
+// What was printed has arrived, or the reader of a pipe has gone, which is its business.
+int flushed(int code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return code;
+  print_error(fmt::format("standard output: cannot be written: {}", std::strerror(errno)));
+  return kInputOutput;
+}
+
 int run_guarded(const std::function<int()>& body) {
   try {
-    return body();
+    return flushed(body());
   } catch (const Interrupted&) {
     print_error("interrupted");
     return kInterrupted;
@@ -106,6 +117,9 @@ int run_guarded(const std::function<int()>& body) {
   } catch (const Error& error) {  // FileError, and what the system refused
     print_error(error.what());
     return is_interrupted() ? kInterrupted : kInputOutput;
+  } catch (const std::system_error& error) {  // fmt, printing
+    print_error(fmt::format("standard output: {}", error.what()));
+    return kInputOutput;
   } catch (const std::bad_alloc&) {
     print_error("out of memory: use more ranks, --memory, or `run --sequential`");
     return kOutOfMemory;
@@ -149,5 +163,6 @@ std::string program_version() {
 }  // namespace ringspan::cli
 
 int main(int argc, char** argv) {
+  std::signal(SIGXFSZ, SIG_IGN);  // a limit on file sizes becomes an error of the write
   return ringspan::cli::run_guarded([&] { return ringspan::cli::main_body(argc, argv); });
 }

@@ -17,7 +17,8 @@ constexpr const char* kFooter = R"(examples
   memory, traffic and the rejected strategies for LongNet over 1,024 ranks
     ringspan plan --tokens 1000000000 --ranks 1024 --pattern dilated:2048x1,4096x2,8192x4
   the shapes of a file, a ring under a budget, as rank 3 sees it
-    ringspan plan --input qkv.safetensors --ranks 8 --rank 3 --pattern causal --strategy ring --memory 2GiB)";
+    ringspan plan --input qkv.safetensors --ranks 8 --rank 3 --pattern causal --strategy ring \
+      --memory 2GiB)";
 
 struct PlanCommandOptions {
   ProblemOptions problem;

@@ -25,17 +25,20 @@
 namespace ringspan::cli {
 namespace {
 
-constexpr const char* kFooter = R"(The input holds q, k, v as (batch, tokens, heads, head_dim), and may hold cu_seqlens (or cu_seqlens_q and cu_seqlens_k), sinks
-and alibi_slopes. The output holds o and lse, and with --grad dq, dk, dv (and dsinks); it appears when all of it is there.
+constexpr const char* kFooter = R"(The input holds q, k, v as (batch, tokens, heads, head_dim), and may hold cu_seqlens (or
+cu_seqlens_q and cu_seqlens_k), sinks and alibi_slopes. The output holds o and lse, and with --grad
+dq, dk, dv (and dsinks); it appears when all of it is there.
 
 examples
-  causal attention over 4 ranks, a summary on the terminal
-    ringspan run --input qkv.safetensors --output out.safetensors --ranks 4 --pattern causal --sharding zigzag --strategy ring
+  causal attention over 4 ranks
+    ringspan run --input qkv.safetensors --output out.safetensors --ranks 4 --pattern causal \
+      --sharding zigzag --strategy ring
   packed documents, with gradients for a random d_out, checked against float64
-    ringspan run --input packed.safetensors --output out.safetensors --ranks 4 --pattern "causal & documents" --grad random:1 --verify
+    ringspan run --input packed.safetensors --output out.safetensors --ranks 4 \
+      --pattern "causal & documents" --grad random:1 --verify
   LongNet, one rank after the other in the memory of one
-    ringspan run --input long.safetensors --output out.safetensors --ranks 8 --pattern dilated:2048x1,4096x2 --strategy exchange \
-      --sequential)";
+    ringspan run --input long.safetensors --output out.safetensors --ranks 8 \
+      --pattern dilated:2048x1,4096x2 --strategy exchange --sequential)";
 
 struct RunOptions {
   ProblemOptions problem;

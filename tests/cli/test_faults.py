@@ -1,0 +1,119 @@
+"""What `ringspan run` leaves behind when it is stopped, killed or cannot write: no output and no temporary file."""
+
+import os
+import resource
+import signal
+import subprocess
+import time
+import unittest
+
+import safetensors_file
+from program import COMMUNICATION, INPUT_OUTPUT, INTERRUPTED, PROGRAM, ProgramTest
+
+
+class Faults(ProgramTest):
+    def setUp(self):
+        super().setUp()
+        # With the reference kernels this takes minutes: it is always stopped while it computes.
+        self.source = self.write("in.safetensors", {name: safetensors_file.tiled((1, 8192, 8, 64), 1) for name in "qkv"})
+        self.results = os.path.join(self.folder, "results")
+        os.mkdir(self.results)
+        self.output = os.path.join(self.results, "out.safetensors")
+
+    def start(self, *arguments, **options):
+        process = subprocess.Popen(
+            [PROGRAM, "run", "--input", self.source, "--output", self.output, "--kernel", "reference", "--ranks", "3",
+             "--strategy", "ring", *arguments],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options,
+        )  # fmt: skip
+        self.addCleanup(process.kill)
+        return process
+
+    def children(self, process):
+        with open(f"/proc/{process.pid}/task/{process.pid}/children", encoding="ascii") as file:
+            return [int(pid) for pid in file.read().split()]
+
+    def wait_until(self, condition, what):
+        for _ in range(1000):
+            if condition():
+                return
+            time.sleep(0.02)
+        self.fail(f"never saw {what}")
+
+    def wait_for_work(self, process, processes):
+        self.wait_until(lambda: any(name.endswith(".partial") for name in os.listdir(self.results)), "the temporary file")
+        if processes:
+            self.wait_until(lambda: len(self.children(process)) == 3, "three ranks")
+        time.sleep(0.5)
+
+    def assert_nothing_left(self, process, code, message):
+        out, err = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, code, err)
+        self.assertIn(message, err)
+        self.assertEqual(out, "")
+        self.assertEqual(os.listdir(self.results), [])
+
+    def test_interrupt_of_threads(self):
+        for number in (signal.SIGINT, signal.SIGTERM):
+            process = self.start()
+            self.wait_for_work(process, False)
+            process.send_signal(number)
+            self.assert_nothing_left(process, INTERRUPTED, "ringspan: error: interrupted")
+
+    def test_interrupt_of_processes_reaches_all_of_them(self):
+        process = self.start("--transport", "processes")
+        self.wait_for_work(process, True)
+        ranks = self.children(process)
+        process.send_signal(signal.SIGTERM)
+        self.assert_nothing_left(process, INTERRUPTED, "interrupted")
+        for rank in ranks:
+            self.assertFalse(os.path.exists(f"/proc/{rank}"), rank)
+
+    def test_a_second_interrupt_ends_at_once_and_cleans_up(self):
+        process = self.start()
+        self.wait_for_work(process, False)
+        os.kill(process.pid, signal.SIGSTOP)  # so that both arrive before it can react to the first
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        os.kill(process.pid, signal.SIGCONT)
+        process.communicate(timeout=60)
+        self.assertIn(process.returncode, (-signal.SIGTERM, -signal.SIGINT, INTERRUPTED))
+        self.assertEqual(os.listdir(self.results), [])
+
+    def test_a_killed_rank_is_named(self):
+        process = self.start("--transport", "processes")
+        self.wait_for_work(process, True)
+        os.kill(self.children(process)[1], signal.SIGKILL)
+        self.assert_nothing_left(process, COMMUNICATION, "rank 1")
+
+    def test_an_earlier_output_survives(self):
+        with open(self.output, "w", encoding="ascii") as file:
+            file.write("precious")
+        process = self.start()
+        self.wait_for_work(process, False)
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+        self.assertEqual(os.listdir(self.results), ["out.safetensors"])
+        with open(self.output, encoding="ascii") as file:
+            self.assertEqual(file.read(), "precious")
+
+    def test_a_full_disk(self):
+        def limit():
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+        process = self.start(preexec_fn=limit)
+        self.assert_nothing_left(process, INPUT_OUTPUT, "File too large")
+
+    def test_a_folder_that_does_not_exist(self):
+        self.output = os.path.join(self.results, "missing", "out.safetensors")
+        self.assert_nothing_left(self.start(), INPUT_OUTPUT, "No such file or directory")
+
+    def test_standard_output_that_cannot_be_written(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            result = subprocess.run([PROGRAM, "capabilities"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+        self.assertEqual(result.returncode, INPUT_OUTPUT)
+        self.assertIn("standard output: ", result.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
