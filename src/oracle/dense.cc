@@ -1,6 +1,7 @@
 #include "oracle/dense.h"
 
 #include <algorithm>
+#include <cmath>
 #include <type_traits>
 #include <utility>
 
@@ -33,6 +34,10 @@ template <typename Real>
 void store(Tensor& tensor, std::int64_t row, const std::vector<Real>& values, double floor) {
   std::copy(values.begin(), values.end(), tensor.values.begin() + row * tensor.width);
   if (!tensor.floors.empty()) tensor.floors[static_cast<std::size_t>(row)] = floor;
+}
+
+double largest_of(const Tensor& tensor, std::int64_t row) {
+  return norms_of(&tensor.values[static_cast<std::size_t>(row * tensor.width)], tensor.width).max;
 }
 
 // The visible keys of one query row relative to block_begin, for every state.
@@ -77,7 +82,8 @@ class Dense {
       if (backward_) finish_keys(b);
     }
     if (backward_ && problem_.sinks && exact_) {
-      for (std::size_t h = 0; h < sink_bounds_.size(); ++h) result_.dsinks.floors[h] = sink_bounds_[h].floor(problem_.dtype);
+      for (std::size_t h = 0; h < sink_bounds_.size(); ++h)
+        result_.dsinks.floors[h] = sink_bounds_[h].floor(problem_.dtype, std::abs(result_.dsinks.values[h]));
     }
     return std::move(result_);
   }
@@ -153,8 +159,10 @@ class Dense {
     const std::int64_t rows = problem_.tokens_k * problem_.kv_heads;
     for (std::int64_t row = 0; exact_ && row < rows; ++row) {
       const auto at = static_cast<std::size_t>(row);
-      result_.dk.floors[static_cast<std::size_t>(b * rows + row)] = key_bounds_[at].floor(problem_.dtype);
-      result_.dv.floors[static_cast<std::size_t>(b * rows + row)] = value_bounds_[at].floor(problem_.dtype);
+      result_.dk.floors[static_cast<std::size_t>(b * rows + row)] =
+          key_bounds_[at].floor(problem_.dtype, largest_of(result_.dk, b * rows + row));
+      result_.dv.floors[static_cast<std::size_t>(b * rows + row)] =
+          value_bounds_[at].floor(problem_.dtype, largest_of(result_.dv, b * rows + row));
     }
   }
 
@@ -228,8 +236,8 @@ class Sampled {
       for (std::size_t c = 0; c < dk.size(); ++c) dk[c] += Policy::round(head_dk[c]);
       for (std::size_t c = 0; c < dv.size(); ++c) dv[c] += Policy::round(head_dv[c]);
     }
-    store(result.dk, row, dk, dk_bound.floor(problem_.dtype));
-    store(result.dv, row, dv, dv_bound.floor(problem_.dtype));
+    store(result.dk, row, dk, dk_bound.floor(problem_.dtype, norms_of(dk.data(), problem_.head_dim).max));
+    store(result.dv, row, dv, dv_bound.floor(problem_.dtype, norms_of(dv.data(), problem_.head_dim_v).max));
   }
 
   // What the row just computed adds to dk and dv of one key.

@@ -189,51 +189,54 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
                (do_norms.two * norms_of(o.data(), problem_.head_dim_v).two + std::abs(static_cast<double>(d_lse_)));
 }
 
-// With P = sum of p, absolute errors are bounded by products of norms:
-//   o   = sum p v                one rounding of every p to the dtype: sqrt(sum p^2) max|v|; float32: (slack) P max|v|
-//   lse                          error of the largest score plus that of the sum
-// where slack counts float32 roundings: of the score (|q| |k| scale, ALiBi), of exp, and of a sum of n terms (they add up like
-// sqrt(n)).
+// Absolute errors, bounded by norms. Errors of different keys are independent: they add up like the root of their squares.
+//   o     every p is rounded to the dtype once, and in float32 has a relative error of `slack` units; the sum itself and what
+//         all p have in common (the largest score, the sum of p) go with the result
+//   lse   the error of the scores plus that of the sum
+// slack counts float32 roundings: of exp and the like, of a sum of n terms (sqrt(n)), of the score in both passes.
 template <typename Policy>
 void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<const Visible> visible) {
-  double k_two = 0, v_max = 0, squares = 0, total = 0, terms = 0;
+  double k_two = 0, v_max = 0, squares = 0, terms = 0;
   for (std::size_t s = 0; s < states.size(); ++s) {
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       k_two = std::max(k_two, block.k_norms[visible[s].keys[x]].two);
       v_max = std::max(v_max, block.v_norms[visible[s].keys[x]].max);
       const double p = static_cast<double>(states[s].weight) * static_cast<double>(states[s].dropped_p[x]);
       squares += p * p;
-      total += p;
     }
     terms += static_cast<double>(visible[s].keys.size());
   }
   const double score = std::abs(static_cast<double>(scale_)) * q_norms.two * k_two + farthest_;
   slack = 4.0 + std::sqrt(terms) + 4.0 * score;
-  const double scale = static_cast<double>(output_scale_);
-  o_floor = scale * v_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares) + kFloat32 * slack * total) +
-            smallest_step(problem_.dtype);
+  const double spread = static_cast<double>(output_scale_) * v_max * std::sqrt(squares);
+  o_error_ = kFloat32 * slack * (spread + norms_of(o.data(), problem_.head_dim_v).max);
+  o_floor = 2.0 * unit_roundoff(problem_.dtype) * spread + o_error_ + smallest_step(problem_.dtype);
   lse_floor = kFloat32 * (slack + (std::isinf(lse) ? 0.0 : std::abs(static_cast<double>(lse))));
 }
 
-// dq = sum ds k: one rounding of every p (dp - delta) to the dtype; float32: also of the sums inside dp and delta.
+// dq = sum ds k, likewise; an error of delta is the same for all keys of the row, so that it does not average out.
 template <typename Policy>
 void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<const Visible> visible) {
-  delta_error =
-      inputs_.rounded_o ? unit_roundoff(problem_.dtype) * do_norms.two * norms_of(o.data(), problem_.head_dim_v).two : 0.0;
-  double k_max = 0, squares = 0, total = 0, probability = 0;
+  double k_max = 0, rounded = 0, sizes = 0, through_delta = 0;
   for (std::size_t s = 0; s < states.size(); ++s) {
+    State& state = states[s];
+    const double product = state.d_out_norms.two * norms_of(state.o.data(), problem_.head_dim_v).two;
+    const double unit = 8.0 * kFloat32 + (inputs_.rounded_o ? unit_roundoff(problem_.dtype) : 0.0);
+    state.delta_error = unit * product + state.d_out_norms.two * o_error_;
+    double probability = 0;
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       const std::size_t key = visible[s].keys[x];
       k_max = std::max(k_max, block.k_norms[key].max);
-      squares += states[s].ds_size[x] * states[s].ds_size[x];
-      total += pair_size(block, s, x, key);
-      probability += static_cast<double>(states[s].p[x]);
+      rounded += state.ds_size[x] * state.ds_size[x];
+      const double size = pair_size(block, s, x, key);
+      sizes += size * size;
+      probability += static_cast<double>(state.p[x]);
     }
+    through_delta += std::abs(static_cast<double>(scale_)) * state.delta_error * probability;
   }
-  // An error of delta is the same for all keys of the row, so that it does not average out.
-  const double through_delta = std::abs(static_cast<double>(scale_)) * delta_error * probability;
-  dq_floor = k_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares) + kFloat32 * slack * total + through_delta) +
-             smallest_step(problem_.dtype);
+  dq_floor =
+      k_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(rounded) + kFloat32 * slack * std::sqrt(sizes) + through_delta) +
+      kFloat32 * slack * norms_of(dq.data(), problem_.head_dim).max + smallest_step(problem_.dtype);
 }
 
 // Bound of |ds| of a pair before cancellation, with |do| |v| in place of do . v.
@@ -247,7 +250,8 @@ double RowEngine<Policy>::pair_size(const KeyBlock<Real>& block, std::size_t s, 
 template <typename Policy>
 void RowEngine<Policy>::add_key_bounds(const KeyBlock<Real>& block, std::size_t s, std::size_t x, std::size_t key,
                                        ColumnBound& dk, ColumnBound& dv) const {
-  const double through_delta = std::abs(static_cast<double>(scale_)) * static_cast<double>(states[s].p[x]) * delta_error;
+  const double through_delta =
+      std::abs(static_cast<double>(scale_)) * static_cast<double>(states[s].p[x]) * states[s].delta_error;
   dk.add((states[s].ds_size[x] + through_delta / unit_roundoff(problem_.dtype)) * q_norms.max,
          pair_size(block, s, x, key) * q_norms.max, slack);
   const double size = static_cast<double>(states[s].dropped_p[x]) * states[s].d_out_norms.max;

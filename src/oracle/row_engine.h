@@ -124,21 +124,22 @@ struct Visible {
   }
 };
 
-// What rounding errors the contributions to one row of dk, dv or dsinks may add up to.
+// What rounding errors the contributions to one row of dk, dv or dsinks may add up to. Errors of different contributions are
+// independent, so that they add up like the roots of squares; those of the sum itself go with the result.
 struct ColumnBound {
-  double squares = 0;  // of contributions, each rounded to the dtype once
-  double plain = 0;    // of their sizes
-  double slack = 0;    // of their sizes times the slack of their query row
+  double rounded = 0;  // squares of contributions, each rounded to the dtype once
+  double slack = 0;    // squares of contributions' bounds times the slack of their query row
   double terms = 0;
-  void add(double rounded, double size, double row_slack) {
-    squares += rounded * rounded;
-    plain += size;
-    slack += size * row_slack;
+  double most_slack = 0;
+  void add(double contribution, double bound, double row_slack) {
+    rounded += contribution * contribution;
+    slack += bound * row_slack * bound * row_slack;
     terms += 1;
+    most_slack = std::max(most_slack, row_slack);
   }
-  double floor(DType dtype) const {
-    return 2.0 * unit_roundoff(dtype) * std::sqrt(squares) + 0x1p-24 * (slack + std::sqrt(terms) * plain) +
-           smallest_step(dtype);
+  double floor(DType dtype, double largest_result) const {
+    const double sum = std::sqrt(terms) * std::sqrt(rounded) + (std::sqrt(terms) + most_slack) * largest_result;
+    return 2.0 * unit_roundoff(dtype) * std::sqrt(rounded) + 0x1p-24 * (std::sqrt(slack) + sum) + smallest_step(dtype);
   }
 };
 
@@ -158,6 +159,7 @@ class RowEngine {
     std::vector<Real> o, d_out;                     // of the state alone; d_out includes its weight and output scale
     Norms d_out_norms;
     Real max = 0, sum = 0, lse = 0, weight = 1;
+    double delta_error = 0;  // to be expected
   };
 
   RowEngine(const Problem& problem, const Inputs& inputs, bool backward);
@@ -175,8 +177,7 @@ class RowEngine {
   std::vector<State> states;
   Norms q_norms, do_norms;
   double o_floor = 0, lse_floor = 0, dq_floor = 0, dsink_size = 0;
-  double delta_error = 0;  // of delta, from an o that was rounded
-  double slack = 0;        // relative error to be expected of a float32 probability, in units of 2^-24
+  double slack = 0;  // relative error to be expected of a float32 probability, in units of 2^-24
 
  private:
   void load(const RowCoordinates& row);
@@ -195,6 +196,7 @@ class RowEngine {
   std::vector<Real> d_out_;
   Real sink_ = 0, d_lse_ = 0, slope_ = 0;  // sink_ is -inf where there is none
   double farthest_ = 0;                    // the largest ALiBi term
+  double o_error_ = 0;                     // to be expected of o in float32
 };
 
 }  // namespace ringspan::oracle
