@@ -1,0 +1,91 @@
+"""ringspan verify as its users meet it. Standard library only."""
+
+import json
+import os
+import re
+import subprocess
+import unittest
+
+PROGRAM = os.environ["RINGSPAN_PROGRAM"]
+
+
+def verify(*arguments, timeout=500):
+    return subprocess.run([PROGRAM, "verify", *arguments], capture_output=True, text=True, timeout=timeout)
+
+
+class Verify(unittest.TestCase):
+    def expect(self, code, *arguments):
+        done = verify(*arguments)
+        self.assertEqual(done.returncode, code, done.stdout + done.stderr)
+        return done
+
+    def test_one_problem_prints_every_tensor(self):
+        done = self.expect(0, "nq=37 h=4 hkv=2 d=8 dv=5 pattern=causal p=3 strategy=ring sinks=1 dlse=1")
+        lines = done.stdout.splitlines()
+        self.assertEqual(lines[0], "nq=37 h=4 hkv=2 d=8 dv=5 pattern=causal sinks=1 p=3 strategy=ring dlse=1")
+        self.assertIn("every element agrees against float64", lines[1])
+        self.assertEqual([line.split(":")[0].strip() for line in lines[2:]], ["o", "lse", "dq", "dk", "dv", "dsinks"])
+
+    def test_words_that_the_shell_split_are_one_problem(self):
+        done = self.expect(0, "nq=12", "h=2", "d=4", "p=2")
+        self.assertEqual(done.stdout.splitlines()[0], "nq=12 h=2 d=4 p=2")
+
+    def test_several_problems(self):
+        done = self.expect(0, "nq=12 h=2 d=4", "nq=13 h=2 d=4", "--json")
+        report = json.loads(done.stdout)
+        self.assertTrue(report["passed"])
+        self.assertEqual([p["problem"] for p in report["problems"]], ["nq=12 h=2 d=4", "nq=13 h=2 d=4"])
+        self.assertEqual([t["name"] for t in report["problems"][0]["tensors"]], ["o", "lse", "dq", "dk", "dv"])
+
+    def test_forward_only(self):
+        report = json.loads(self.expect(0, "nq=12 h=2 d=4 backward=0", "--json").stdout)
+        self.assertEqual([t["name"] for t in report["problems"][0]["tensors"]], ["o", "lse"])
+
+    def test_forked_ranks_with_whole_queries_on_each(self):
+        self.expect(0, "nq=40 h=2 d=8 dtype=bfloat16 p=3 replicated_q=1 strategy=ring sinks=1", "--transport", "processes")
+
+    def test_empty_problems(self):
+        for line in ("nq=0 h=2 d=4 p=3", "nq=5 nk=0 h=2 d=4 p=2", "nq=0 nk=5 h=2 d=4 p=2", "nq=2 h=1 d=4 p=7"):
+            self.expect(0, line)
+
+    def test_large_problems_are_sampled(self):
+        done = self.expect(0, "nq=20000 h=2 d=64 p=2 pattern=window:512,0 strategy=ring")
+        self.assertRegex(done.stdout, r"64 query rows and \d+ key rows, with all they depend on, agree")
+
+    def test_random_problems_can_be_repeated(self):
+        first = self.expect(0, "--random", "12", "--seed", "4", "--verbose").stdout
+        lines = [line for line in first.splitlines() if " nq=" in line or line.startswith(("b=", "nq="))]
+        again = self.expect(0, "--random", "1", "--seed", "4", "--first", "11", "--verbose").stdout
+        self.assertEqual(lines[-1], next(line for line in again.splitlines() if " nq=" in line))
+        self.expect(0, re.sub(r"^\d+ ", "", lines[-1]))
+        self.assertIn("12 of 12 random problems passed", first)
+        self.assertIn("never drawn in so few problems: ", first)
+
+    def test_random_over_processes(self):
+        report = json.loads(self.expect(0, "--random", "40", "--seed", "2", "--transport", "processes", "--json").stdout)
+        self.assertTrue(report["passed"])
+        self.assertEqual(sum(report["drawn"]["strategy"].values()), 40)
+        self.assertEqual(report["failures"], [])
+
+    def test_an_impossible_budget_is_a_failure_of_the_random_problem_that_meets_it(self):
+        done = self.expect(1, "--random", "3", "--seed", "1", "--memory", "1B")
+        self.assertIn("FAILED, number ", done.stdout)
+        self.assertRegex(done.stdout, r'ringspan verify "[^"]*nq=[^"]*" --memory 1')
+
+    def test_exit_codes(self):
+        self.expect(2)
+        self.expect(2, "nq=4 h=1 d=8", "--random", "3")
+        self.expect(2, "nq=4 h=1")
+        self.expect(2, "nq=4 h=3 hkv=2 d=8")
+        self.expect(2, "nq=4 h=1 d=8", "--memory", "0")
+        self.expect(2, "nq=4 h=1 d=8", "--transport", "pigeons")
+        self.expect(3, "nq=4 h=1 d=8 pattern=dilated:2x1@torchscale sinks=1 strategy=ring")
+        self.expect(4, "nq=400 h=1 d=8", "--memory", "1B")
+
+    def test_errors_name_the_word(self):
+        self.assertIn("unknown word speed=9", self.expect(2, "nq=4 h=1 d=8 speed=9").stderr)
+        self.assertIn("nq=four: expected a whole number", self.expect(2, "nq=four h=1 d=8").stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
