@@ -326,7 +326,7 @@ void PassBuilder::begin(std::int64_t stage_index) {
 }
 
 std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries, std::span<const Entry> keys,
-                                                  HeadRange heads) const {
+                                                  HeadRange heads) {
   std::vector<AttendItem> items;
   if (queries.empty() || keys.empty() || heads.begin >= heads.end) return items;
   const auto positions_of = [](std::span<const Entry> entries) {
@@ -338,6 +338,7 @@ std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries
   for (const Hull& q : positions_of(queries)) {
     for (const Hull& k : hulls_k) {
       for_each_slice(problem(), {q.begin, q.end, k.begin, k.end, heads.begin, heads.end}, [&](const Slice& slice) {
+        ++builder_.program().visited_slices;
         for (const std::size_t key : k.members) {
           for (const std::size_t query : q.members) add_items(slice, queries[query], keys[key], items);
         }

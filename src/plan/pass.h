@@ -64,7 +64,7 @@ class PassBuilder {
   void end(std::int64_t stage);
 
   // Tasks of queries against keys, restricted to `heads`.
-  std::vector<AttendItem> attend_items(std::span<const Entry> queries, std::span<const Entry> keys, HeadRange heads) const;
+  std::vector<AttendItem> attend_items(std::span<const Entry> queries, std::span<const Entry> keys, HeadRange heads);
 
   // A state for received queries: m, l, acc of every entry, in `region`; with the launches that make it the identity.
   void add_state(std::vector<Entry>& entries, RegionId region, std::vector<Launch>& fill);

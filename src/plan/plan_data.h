@@ -156,6 +156,7 @@ struct Program {
   std::int64_t arena_bytes = 0;
   Int128 pairs = 0;
   std::int64_t excess_rows = 0;
+  std::int64_t visited_slices = 0;  // by the lowering, while this program was planned (ring routes not counted)
 };
 
 struct PlanData {

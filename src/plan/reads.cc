@@ -60,6 +60,7 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
   std::vector<BoxSet> sets(owned.size());
   std::vector<Progression> positions;
   const auto visit = [&](const Slice& found, const Hull& own_hull, const Hull& other_hull) {
+    ++reads.visited_slices;
     const Slice slice = key_side ? found : transposed(found);  // the owned side is k
     const std::vector<Progression> head_sets =
         key_side ? kv_heads_of(slice.heads, problem.group()) : std::vector<Progression>{slice.heads};

@@ -24,6 +24,7 @@ struct HeadRange {
 struct Reads {
   std::vector<Box> boxes;        // disjoint; on the key side in kv heads, on the query side in query heads
   std::int64_t excess_rows = 0;  // rows of the boxes that nobody reads; at most, where several slices share rows
+  std::int64_t visited_slices = 0;
 };
 
 // Rows of `keys` (in kv heads) that some query of `queries`, in `heads`, attends.
