@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -44,7 +45,11 @@ exit codes
 
 `ringspan COMMAND --help` explains a command; docs/cli.md has the grammar of patterns.)";
 
-void print_error(const std::string& message) { fmt::print(stderr, "ringspan: error: {}\n", message); }
+// What a hostile file or argument says must not control the terminal.
+void print_error(std::string message) {
+  std::replace_if(message.begin(), message.end(), [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f; }, '?');
+  fmt::print(stderr, "ringspan: error: {}\n", message);
+}
 
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;

@@ -2,12 +2,17 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
+#include <fstream>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "command.h"
+#include "file_error.h"
 #include "problem_options.h"
 #include "qkv_file.h"
+#include "ringspan/draw.h"
+#include "ringspan/error.h"
 #include "text.h"
 
 namespace ringspan::cli {
@@ -18,14 +23,35 @@ constexpr const char* kFooter = R"(examples
     ringspan plan --tokens 1000000000 --ranks 1024 --pattern dilated:2048x1,4096x2,8192x4
   the shapes of a file, a ring under a budget, as rank 3 sees it
     ringspan plan --input qkv.safetensors --ranks 8 --rank 3 --pattern causal --strategy ring \
-      --memory 2GiB)";
+      --memory 2GiB
+  who attends to whom
+    ringspan plan --tokens 24 --ranks 3 --pattern window:5,0 --draw text)";
 
 struct PlanCommandOptions {
   ProblemOptions problem;
-  std::string input, layout;
+  std::string input, layout, draw;
   int rank = 0;
   bool json = false, forward_only = false;
 };
+
+void draw(const PlanCommandOptions& options) {
+  const Problem& problem = options.problem.problem;
+  if (options.draw == "text") {
+    fmt::print("{}", draw_text(problem, options.problem.plan));
+    return;
+  }
+  const std::string svg = draw_svg(problem, options.problem.plan);
+  constexpr std::string_view kToFile = "svg:";
+  if (!options.draw.starts_with(kToFile)) {
+    fmt::print("{}", svg);
+    return;
+  }
+  const std::string path = options.draw.substr(kToFile.size());
+  std::ofstream file(path, std::ios::binary);
+  file << svg;
+  file.close();
+  if (!file) throw FileError(fmt::format("{}: cannot be written", path));
+}
 
 int run(PlanCommandOptions& options) {
   ProblemOptions& problem = options.problem;
@@ -40,6 +66,10 @@ int run(PlanCommandOptions& options) {
   }
   problem.plan.backward = !options.forward_only;
   complete(problem);
+  if (!options.draw.empty()) {
+    draw(options);
+    return kOk;
+  }
   const Plan plan = make_plan(problem.problem, problem.plan, options.rank);
   fmt::print("{}\n", options.json ? plan.to_json() : plan.to_string());
   return kOk;
@@ -53,6 +83,13 @@ Body setup_plan(CLI::App& app) {
   add_integer(app, "--rank", 0, [options](std::int64_t n) { options->rank = static_cast<int>(n); }, "whose plan (default 0)");
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
   app.add_flag("--json", options->json, "print JSON");
+  add_parsed(app, "--draw", "text|svg[:FILE]", "draw who attends to whom, for small problems, instead of printing the plan",
+             [options](const std::string& text) {
+               if (text != "text" && text != "svg" && !(text.starts_with("svg:") && text.size() > 4)) {
+                 throw InvalidArgument(fmt::format("--draw ({}) must be text, svg or svg:FILE", text));
+               }
+               options->draw = text;
+             });
   app.add_option("--input", options->input, "take shapes, dtype and documents from this file")->type_name("FILE");
   app.add_option("--layout", options->layout, "of the file: bshd or bhsd")->type_name("LAYOUT");
   add_shape_options(app, options->problem);

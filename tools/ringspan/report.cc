@@ -37,7 +37,7 @@ std::string shape_text(const Problem& p) {
 std::string plan_text(const RunReport& report) {
   const Plan& plan = report.plan;
   const Problem& problem = plan.problem();
-  std::string text = fmt::format("{}, {} ranks ({}), {} sharding", to_string(plan.strategy()), problem.ranks, report.transport,
+  std::string text = fmt::format("{}, {} rank{} ({}), {} sharding", to_string(plan.strategy()), problem.ranks, problem.ranks == 1 ? "" : "s", report.transport,
                                  problem.sharding_q.to_string());
   if (!(problem.sharding_k == problem.sharding_q)) text += fmt::format(" (keys: {})", problem.sharding_k.to_string());
   if (problem.replicated_q) text += ", queries on every rank";

@@ -1,8 +1,11 @@
 // ringspan run: attention on the q, k, v of a file.
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <CLI/CLI.hpp>
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <memory>
@@ -136,9 +139,19 @@ class Run {
     if (options_.sequential && !options_.transport.empty()) {
       throw InvalidArgument("--sequential and --transport exclude each other: there is one rank at a time");
     }
+    check_json_file();
     std::error_code ignored;
     if (std::filesystem::equivalent(options_.input, options_.output, ignored)) {
       throw InvalidArgument(fmt::format("--output ({}) must not be the input", options_.output));
+    }
+  }
+
+  // Better now than after hours.
+  void check_json_file() const {
+    if (options_.json.empty()) return;
+    const std::string folder = std::filesystem::path(options_.json).parent_path().string();
+    if (::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) {
+      throw FileError(fmt::format("{}: cannot be written: {}", options_.json, std::strerror(errno)));
     }
   }
 

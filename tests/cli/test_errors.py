@@ -1,0 +1,242 @@
+"""Every error of the program: its words on standard error, its exit code, nothing on standard output, no file left."""
+
+import json
+import os
+import struct
+import unittest
+
+import safetensors_file
+from program import ARGUMENTS, INPUT_OUTPUT, MEMORY, OK, UNSUPPORTED, ProgramTest
+
+
+class Errors(ProgramTest):
+    def fails(self, arguments, code, *words):
+        result = self.run_program(*arguments, code=code)
+        self.assertEqual(result.stdout, "", arguments)
+        self.assertTrue(result.stderr.startswith("ringspan: error: "), result.stderr)
+        for word in words:
+            self.assertIn(word, result.stderr)
+        self.assertNotIn("what()", result.stderr)
+        self.assertNotIn("internal error", result.stderr)
+        return result
+
+
+class Usage(Errors):
+    def test_unknown_names_are_named_with_the_nearest_known_one(self):
+        self.fails(["rnu"], ARGUMENTS, "unknown command rnu; did you mean run?", "see `ringspan --help`")
+        self.fails(["frobnicate"], ARGUMENTS, "unknown command frobnicate\n")
+        self.fails(["--verison"], ARGUMENTS, "unknown option --verison; did you mean --version?")
+        self.fails(["plan", "--tokens", 8, "--stratgey", "ring"], ARGUMENTS, "plan: unknown option --stratgey; did you mean --strategy?",
+                   "see `ringspan plan --help`")  # fmt: skip
+        self.fails(["plan", "--tokens", 8, "--xyzzyxyzzy=3"], ARGUMENTS, "plan: unknown option --xyzzyxyzzy\n")
+        self.fails(["run", "--input", "a", "--output", "b", "--seqential"], ARGUMENTS, "did you mean --sequential?")
+
+    def test_missing_and_superfluous_arguments(self):
+        self.assertEqual(self.run_program(code=ARGUMENTS).stdout, "")
+        self.fails(["run"], ARGUMENTS, "--input is required")
+        self.fails(["run", "--input", "x"], ARGUMENTS, "--output is required")
+        self.fails(["inspect"], ARGUMENTS, "FILE is required")
+        self.fails(["plan", "--tokens"], ARGUMENTS, "--tokens needs a value")
+        self.fails(["plan", "--tokens", 8, "more"], ARGUMENTS, "plan: unexpected argument more")
+        self.fails(["plan"], ARGUMENTS, "plan needs --tokens N or --input FILE")
+        self.fails(["plan", "--tokens", 8, "--tokens", 9], ARGUMENTS, "--tokens")
+
+    def test_numbers(self):
+        for option, value, words in [
+            ("--tokens", "many", "--tokens (many) must be a whole number"),
+            ("--tokens", "1e6", "--tokens (1e6) must be a whole number"),
+            ("--tokens", "-1", "--tokens (-1) must be in [0, "),
+            ("--tokens", "99999999999999999999", "must be a whole number"),
+            ("--ranks", "0", "--ranks (0) must be in [1, "),
+            ("--heads", "0", "--heads (0) must be in [1, "),
+            ("--kv-heads", "3", "heads (8) must be a multiple of kv_heads (3)"),
+            ("--head-dim", "257", "head_dim (257) must be in [1, 256]"),
+            ("--head-dim-v", "300", "head_dim_v (300) must be in [1, 256]"),
+            ("--batch", "0", "--batch (0) must be in [1, "),
+            ("--threads", "0", "--threads (0) must be in [1, "),
+            ("--rank", "1", "rank (1) must be in [0, 1)"),
+            ("--computing-ranks", "0", "--computing-ranks (0) must be in [1, "),
+            ("--dtype", "int8", "int8"),
+            ("--softcap", "-1", "softcap (-1) must be finite and at least 0"),
+            ("--softcap", "big", "--softcap (big) must be a number"),
+            ("--scale", "nan", "--scale (nan) must be a number"),
+            ("--dropout", "1", "dropout (1) must be in [0, 1)"),
+            ("--seed", "x", "--seed (x) must be a whole number"),
+            ("--bucket", "0", "--bucket (0) must be a number of rows >= 1, none or auto"),
+            ("--bucket", "some", "--bucket (some) must be a number of rows >= 1, none or auto"),
+            ("--memory", "lots", "--memory (lots) must be a number of bytes, such as 8GiB, 512MiB or 1000000"),
+            ("--memory", "8 parsecs", "--memory (8 parsecs) must be a number of bytes"),
+            ("--memory", "1e9", "must be a number of bytes"),
+            ("--memory", "99999999TiB", "must be a number of bytes"),
+            ("--memory", "0", "--memory (0) must be positive"),
+            ("--cost", "1,2", "--cost (1,2) must be F,B,L: flops/s, bytes/s, nanoseconds per message"),
+            ("--cost", "1,2,3,4", "must be F,B,L"),
+            ("--cost", "a,2,3", "--cost (a) must be a number"),
+            ("--cost", "1e30,2,3", "must stay below 9e18"),
+            ("--cost", "0,1,1", "cost (0,1,1) must be flops/s >= 1"),
+            ("--strategy", "magic", "magic"),
+            ("--sharding", "diagonal", "diagonal"),
+            ("--sharding-k", "explicit:0-3", "sharding_k"),
+            ("--cu-seqlens", "0,8", "cu_seqlens_q is given, but the pattern has no documents"),
+            ("--cu-seqlens", "0,x", "--cu-seqlens must be whole numbers separated by commas, but entry 1 is 'x'"),
+            ("--cu-seqlens", "0,-8", "--cu-seqlens: offset 1 (-8) must be in [0, 2147483647]"),
+            ("--lengths", "9", "lengths_q[0] (9) must be in [0, 8]"),
+            ("--draw", "ascii", "--draw (ascii) must be text, svg or svg:FILE"),
+            ("--kernel", "attend_f32_abacus", "attend_f32_abacus"),
+        ]:
+            tokens = [] if option == "--tokens" else ["--tokens", 8]
+            self.fails(["plan", *tokens, f"{option}={value}"], ARGUMENTS, words)
+
+    def test_sizes_of_memory(self):
+        def budget(text):
+            return json.loads(self.run_program("plan", "--tokens", 8, "--memory", text, "--json").stdout)["options"]["memory_budget"]
+
+        for text, value in {"4194304": 1 << 22, "4MiB": 1 << 22, "4 mib": 1 << 22, "1.5GiB": 3 << 29, "5MB": 5_000_000, "2G": 2_000_000_000}.items():
+            self.assertEqual(budget(text), value, text)
+
+    def test_pattern_errors_point_at_the_character(self):
+        result = self.fails(["plan", "--tokens", 8, "--pattern", "causal & windw:3"], ARGUMENTS, "unknown term 'windw'")
+        lines = result.stderr.splitlines()
+        self.assertEqual(lines[1].index("windw"), lines[2].index("^"))
+
+    def test_unsupported_combinations_and_impossible_budgets(self):
+        self.fails(["plan", "--tokens", 64, "--ranks", 2, "--strategy", "ulysses", "--bucket", 4], UNSUPPORTED, "ulysses", "bucket")
+        self.fails(["plan", "--tokens", 8, "--pattern", "dilated:4x1@torchscale", "--sinks"], UNSUPPORTED, "torchscale")
+        self.fails(["plan", "--tokens", 100000, "--ranks", 2, "--memory", "1MiB"], MEMORY, "the smallest possible is", "takes most of it")
+
+    def test_selftest_and_bench(self):
+        self.fails(["selftest", "--ranks", 1], ARGUMENTS, "--ranks (1) must be in [2, 64]")
+        self.fails(["selftest", "--ranks", 65], ARGUMENTS, "--ranks (65) must be in [2, 64]")
+        self.fails(["selftest", "--transport", "pigeons"], ARGUMENTS, "--transport (pigeons) must be threads, processes or all")
+        self.fails(["selftest", "--deadline", 0], ARGUMENTS, "--deadline (0) must be positive")
+        self.fails(["bench", "--tokens", 8, "--transport", "pigeons"], ARGUMENTS, "--transport (pigeons) must be threads or processes")
+        self.fails(["bench", "--tokens", 8, "--repetitions", 0], ARGUMENTS, "--repetitions (0) must be in [1, ")
+
+
+class Files(Errors):
+    def fails_on(self, tensors, code, *words, more=()):
+        source = self.write("in.safetensors", tensors)
+        output = self.path("out.safetensors")
+        self.fails(["run", "--input", source, "--output", output, *more], code, *words)
+        self.assertFalse(os.path.exists(output))
+        self.assertEqual([name for name in os.listdir(self.folder) if "partial" in name], [])
+
+    def test_what_is_not_there(self):
+        missing = self.path("missing.safetensors")
+        self.fails(["inspect", missing], INPUT_OUTPUT, missing, "No such file or directory")
+        self.fails(["inspect", self.folder], INPUT_OUTPUT, "is not a regular file")
+        self.fails(["run", "--input", missing, "--output", self.path("o")], INPUT_OUTPUT, missing)
+        self.fails(["plan", "--input", missing], INPUT_OUTPUT, missing)
+        tensors = safetensors_file.qkv(8, 2, 4)
+        for name in "qkv":
+            some = {key: value for key, value in tensors.items() if key != name}
+            self.fails_on(some, INPUT_OUTPUT, f"has no tensor '{name}'")
+        self.fails_on(tensors, INPUT_OUTPUT, "No such file", more=["--grad", missing])
+        self.fails_on(tensors, INPUT_OUTPUT, "has no tensor cu_seqlens, which `documents` in the pattern needs", more=["--pattern", "documents"])
+
+    def test_hostile_files(self):
+        def raw(content):
+            path = self.path("raw.safetensors")
+            with open(path, "wb") as file:
+                file.write(content)
+            return path
+
+        def with_header(header, data=b""):
+            text = header if isinstance(header, bytes) else json.dumps(header).encode()
+            return struct.pack("<Q", len(text)) + text + data
+
+        entry = {"dtype": "F32", "shape": [1, 1, 1, 1], "data_offsets": [0, 4]}
+        for content in [
+            b"",
+            b"\x01",
+            struct.pack("<Q", 1 << 62) + b"{}",
+            struct.pack("<Q", 100) + b"{}",
+            with_header(b"[]"),
+            with_header(b"{" * 100000),
+            with_header(b'{"q": 3}'),
+            with_header({"q": entry}),  # no data
+            with_header({"q": {**entry, "data_offsets": [0, 1 << 60]}}, b"1234"),
+            with_header({"q": {**entry, "shape": [1 << 40, 1 << 40, 1, 1]}}, b"1234"),
+            with_header({"q": {**entry, "shape": [-1, 1, 1, 1]}}, b"1234"),
+            with_header({"q": {**entry, "dtype": "F77"}}, b"1234"),
+            with_header({"q": entry, "k": entry}, b"1234"),  # overlap
+        ]:
+            path = raw(content)
+            for arguments in (["inspect", path], ["run", "--input", path, "--output", self.path("out")], ["plan", "--input", path]):
+                self.fails(arguments, INPUT_OUTPUT, path)
+
+    def test_control_characters_of_a_file_do_not_reach_the_terminal(self):
+        path = self.write("in.safetensors", {"a\x1b[31m": ("F32", [1], b"1234")}, {"note": "\x1b]0;owned\x07"})
+        for arguments in (["inspect", path], ["inspect", path, "--json"]):
+            self.assertNotIn("\x1b", self.run_program(*arguments, code=OK).stdout)
+        self.assertNotIn("\x1b", self.fails(["run", "--input", path, "--output", self.path("o")], INPUT_OUTPUT).stderr)
+
+    def test_shapes_and_dtypes(self):
+        good = safetensors_file.qkv(8, 2, 4)
+        normal = safetensors_file.normal
+        for change, words in [
+            ({"q": normal((8, 2, 4), 1)}, "q has shape (8, 2, 4), expected 4 dimensions: (batch, tokens, heads, head_dim)"),
+            ({"q": ("I32", [1, 8, 2, 4], b"\0" * 256)}, "q has dtype I32, expected F32, BF16 or F16"),
+            ({"k": normal((1, 8, 2, 4), 1, "BF16")}, "k is bfloat16, but q is float32"),
+            ({"k": normal((2, 8, 2, 4), 1)}, "k.batch (2) must equal q.batch (1)"),
+            ({"v": normal((1, 9, 2, 4), 1)}, "v.tokens (9) must equal k.tokens (8)"),
+            ({"v": normal((1, 8, 1, 4), 1)}, "v.heads (1) must equal k.heads (2)"),
+            ({"k": normal((1, 8, 2, 5), 1)}, "k.head_dim (5) must equal q.head_dim (4)"),
+            ({"sinks": normal((3,), 1)}, "sinks has dtype F32 and shape (3), expected F32 and (2)"),
+            ({"sinks": normal((2,), 1, "BF16")}, "sinks has dtype BF16"),
+            ({"alibi_slopes": normal((2, 2), 1)}, "alibi_slopes has dtype F32 and shape (2, 2), expected F32 and (2) or (1, 2)"),
+        ]:
+            self.fails_on({**good, **change}, INPUT_OUTPUT, words)
+        one_kv = {**good, "k": normal((1, 8, 3, 4), 1), "v": normal((1, 8, 3, 4), 1)}
+        self.fails_on(one_kv, ARGUMENTS, "heads (2) must be a multiple of kv_heads (3)")
+        self.fails_on({**good, "q": normal((1, 8, 2, 4), 1)}, ARGUMENTS, "layout (bsdh) must be bshd", more=["--layout", "bsdh"])
+
+    def test_documents(self):
+        good = safetensors_file.qkv(8, 2, 4)
+        for offsets, dtype, code, words in [
+            ([0, 5, 3, 8], "I32", ARGUMENTS, "cu_seqlens_q must ascend"),
+            ([1, 8], "I32", ARGUMENTS, "cu_seqlens_q[0] (1) must be 0"),
+            ([0, 9], "I32", ARGUMENTS, "cu_seqlens_q must end at tokens_q (8), not at 9"),
+            ([0, 8], "F32", INPUT_OUTPUT, "cu_seqlens has dtype F32 and shape (2), expected I32 and one dimension"),
+        ]:
+            tensors = {**good, "cu_seqlens": (dtype, [len(offsets)], safetensors_file.encode(offsets, dtype))}
+            self.fails_on(tensors, code, words, more=["--pattern", "documents"])
+        offsets = ("I32", [2], safetensors_file.encode([0, 8], "I32"))
+        self.fails_on({**good, "cu_seqlens": offsets, "cu_seqlens_q": offsets}, INPUT_OUTPUT, "which one holds is unclear", more=["--pattern", "documents"])
+        self.fails_on({**good, "cu_seqlens_q": offsets}, INPUT_OUTPUT, "has no tensor 'cu_seqlens_k'", more=["--pattern", "documents"])
+
+    def test_gradients(self):
+        good = safetensors_file.qkv(8, 2, 4)
+        normal = safetensors_file.normal
+        for tensors, words in [
+            ({"x": normal((1, 8, 2, 4), 1)}, "has no tensor 'd_out'"),
+            ({"d_out": normal((1, 9, 2, 4), 1)}, "d_out has batch 1, tokens 9, heads 2, head_dim 4; o has 1, 8, 2, 4"),
+            ({"do": normal((1, 8, 2, 4), 1, "F16")}, "do is float16, but q is float32"),
+            ({"d_out": normal((1, 8, 2, 4), 1), "dlse": normal((1, 2, 9), 1)}, "dlse has batch 1, heads 2, tokens 9; lse has 1, 2, 8"),
+            ({"d_out": normal((1, 8, 2, 4), 1), "dlse": normal((1, 2, 8), 1, "BF16")}, "dlse has dtype BF16, expected F32"),
+            ({"d_out": normal((1, 8, 2, 4), 1), "dlse": normal((2, 8), 1)}, "dlse has shape (2, 8), expected 3 dimensions: (batch, heads, tokens)"),
+        ]:
+            self.fails_on(good, INPUT_OUTPUT, words, more=["--grad", self.write("grad.safetensors", tensors)])
+        self.fails_on(good, ARGUMENTS, "--grad (random) must be a file, random:SEED or ones", more=["--grad", "random"])
+        self.fails_on(good, ARGUMENTS, "--grad random:SEED (x) must be a whole number", more=["--grad", "random:x"])
+
+    def test_options_of_run(self):
+        good = safetensors_file.qkv(8, 2, 4)
+        self.fails_on(good, ARGUMENTS, "--transport (pigeons) must be threads or processes", more=["--transport", "pigeons"])
+        self.fails_on(good, ARGUMENTS, "--deadline (-1) must be positive", more=["--deadline=-1"])
+        self.fails_on(good, ARGUMENTS, "--compare (0) must be in [1, ", more=["--compare", 0])
+        self.fails_on(good, ARGUMENTS, "--sequential and --transport exclude each other", more=["--sequential", "--transport", "threads"])
+        self.fails_on(good, MEMORY, "no plan fits memory_budget (64 bytes)", more=["--memory", 64])
+        source = self.write("same.safetensors", good)
+        self.fails(["run", "--input", source, "--output", source], ARGUMENTS, "must not be the input")
+        link = self.path("link.safetensors")
+        os.symlink(source, link)
+        self.fails(["run", "--input", source, "--output", link], ARGUMENTS, "must not be the input")
+        self.fails(["plan", "--tokens", 8, "--input", source], ARGUMENTS, "--tokens and --input exclude each other")
+        self.fails(["plan", "--tokens", 8, "--draw", "svg:" + self.path("no/such/folder.svg")], INPUT_OUTPUT, "cannot be written")
+        self.fails(["run", "--input", source, "--output", self.path("o"), "--json", self.path("no/folder.json")], INPUT_OUTPUT, "cannot be written")
+        self.fails(["plan", "--tokens", 5000, "--draw", "text"], ARGUMENTS, "512")
+
+
+if __name__ == "__main__":
+    unittest.main()

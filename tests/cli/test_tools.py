@@ -1,0 +1,123 @@
+"""`ringspan plan`, `capabilities`, `selftest`, `bench` and `inspect`."""
+
+import json
+import os
+import re
+import unittest
+import xml.etree.ElementTree
+
+import safetensors_file
+from program import ProgramTest
+
+
+class Plan(ProgramTest):
+    def test_a_billion_tokens_over_1024_ranks(self):
+        text = self.run_program("plan", "--tokens", 1_000_000_000, "--ranks", 1024, "--pattern", "dilated:2048x1,4096x2,8192x4").stdout
+        for words in ("plan of rank 0 of 1024", "strategy", "rejected", "memory", "bytes"):
+            self.assertIn(words, text)
+
+    def test_json_of_two_ranks_agrees_on_what_passes_between_them(self):
+        def plan(rank):
+            arguments = ["plan", "--tokens", 1000, "--ranks", 3, "--rank", rank, "--pattern", "causal", "--strategy", "ring", "--json"]
+            return json.loads(self.run_program(*arguments).stdout)
+
+        plans = [plan(rank) for rank in range(3)]
+        self.assertEqual(len({p["fingerprint"] for p in plans}), 1)
+        self.assertEqual([p["rank"] for p in plans], [0, 1, 2])
+
+    def test_shapes_of_a_file(self):
+        tensors = safetensors_file.qkv(20, 4, 8, kv_heads=2, dtype="BF16")
+        tensors["cu_seqlens"] = ("I32", [3], safetensors_file.encode([0, 7, 20], "I32"))
+        source = self.write("in.safetensors", tensors)
+        of_file = self.run_program("plan", "--input", source, "--pattern", "documents", "--ranks", 2, "--json").stdout
+        typed = self.run_program(
+            "plan", "--tokens", 20, "--heads", 4, "--kv-heads", 2, "--head-dim", 8, "--dtype", "bf16", "--cu-seqlens", "0,7,20",
+            "--pattern", "documents", "--ranks", 2, "--json",
+        ).stdout  # fmt: skip
+        self.assertEqual(json.loads(of_file), json.loads(typed))
+
+    def test_forward_only_needs_less(self):
+        both = json.loads(self.run_program("plan", "--tokens", 100, "--json").stdout)
+        forward = json.loads(self.run_program("plan", "--tokens", 100, "--forward-only", "--json").stdout)
+        self.assertIn("backward", both)
+        self.assertLess(len(json.dumps(forward)), len(json.dumps(both)))
+
+    def test_drawings(self):
+        arguments = ["plan", "--tokens", 6, "--ranks", 2, "--pattern", "causal", "--strategy", "ring", "--heads", 1]
+        text = self.run_program(*arguments, "--draw", "text").stdout
+        rows = re.findall(r"[A.]{6}|[AB.]{6}", text)
+        self.assertEqual(rows[-6:], ["A.....", "AA....", "AAA...", "BBBB..", "BBBBB.", "BBBBBB"])
+        self.run_program(*arguments, "--draw", "svg:" + self.path("picture.svg"))
+        with open(self.path("picture.svg"), encoding="utf-8") as file:
+            picture = file.read()
+        self.assertEqual(picture, self.run_program(*arguments, "--draw", "svg").stdout)
+        self.assertTrue(xml.etree.ElementTree.fromstring(picture).tag.endswith("svg"))
+
+
+class Capabilities(ProgramTest):
+    def test_table_and_json_tell_the_same(self):
+        report = self.run_json("capabilities")
+        cells = report["cells"]
+        axes = {axis: sorted({cell[axis] for cell in cells}) for axis in ("pattern", "option", "dtype", "pass", "strategy")}
+        self.assertEqual(len(cells), len(axes["pattern"]) * len(axes["option"]) * 3 * 2 * 6)
+        text = self.run_program("capabilities").stdout
+        for name in axes["pattern"] + axes["option"] + axes["strategy"]:
+            if name != "-":
+                self.assertIn(name, text)
+        for reason in {cell["reason"] for cell in cells if not cell["supported"]}:
+            self.assertIn(reason, text)
+        self.assertTrue(any(name.endswith("reference") for name in report["kernels"]["attend"]))
+
+    def test_plan_refuses_what_the_table_refuses(self):
+        cells = self.run_json("capabilities")["cells"]
+        refused = next(c for c in cells if c["option"] == "buckets of rows" and c["strategy"] == "ulysses")
+        self.assertFalse(refused["supported"])
+        result = self.run_program("plan", "--tokens", 24, "--ranks", 2, "--strategy", "ulysses", "--bucket", 4, code=3)
+        self.assertIn(refused["reason"], result.stderr)
+
+
+class Tools(ProgramTest):
+    def test_selftest(self):
+        report = self.run_json("selftest", "--ranks", 3)
+        self.assertEqual([r["transport"] for r in report], ["processes", "threads"])
+        for result in report:
+            self.assertTrue(result["passed"])
+            self.assertEqual([pair["ranks"] for pair in result["pairs"]], [[0, 1], [0, 2], [1, 2]])
+            for pair in result["pairs"]:
+                self.assertGreater(pair["latency_seconds"], 0)
+                self.assertGreater(pair["bytes_per_second"], 0)
+        self.assertIn("all pairs arrived right", self.run_program("selftest", "--ranks", 2, "--transport", "threads").stdout)
+
+    def test_bench(self):
+        for transport in ("threads", "processes"):
+            report = self.run_json(
+                "bench", "--tokens", 96, "--heads", 2, "--head-dim", 16, "--ranks", 3, "--pattern", "causal", "--strategy", "ring",
+                "--repetitions", 3, "--transport", transport, "--alibi", "--sinks",
+            )  # fmt: skip
+            self.assertTrue(report["verified"])
+            self.assertEqual(report["transport"], transport)
+            self.assertEqual(len(report["ranks"]["seconds"]), 3)
+            self.assertEqual(len(report["one_rank"]["seconds"]), 3)
+            self.assertGreater(report["speed_up"], 0)
+        text = self.run_program("bench", "--tokens", 64, "--heads", 2, "--ranks", 2, "--repetitions", 2, "--forward-only").stdout
+        for words in ("agrees against float64", "median of 2", "2 ranks", "1 rank", "speed-up"):
+            self.assertIn(words, text)
+
+    def test_inspect(self):
+        tensors = safetensors_file.qkv(30, 2, 4, dtype="F16")
+        tensors["cu_seqlens"] = ("I32", [4], safetensors_file.encode([0, 4, 6, 30], "I32"))
+        path = self.write("in.safetensors", tensors, {"source": "a test"})
+        text = self.run_program("inspect", path).stdout
+        for words in ("4 tensors", "(1, 30, 2, 4)", "F16", "3 documents of 2 to 24 tokens (median 4), 30 in all", "source: a test"):
+            self.assertIn(words, text)
+        report = self.run_json("inspect", path)
+        self.assertEqual(report["documents"], [{"tensor": "cu_seqlens", "count": 3, "tokens": 30, "shortest": 2, "median": 4, "longest": 24}])
+        self.assertEqual([t["name"] for t in report["tensors"]], ["q", "k", "v", "cu_seqlens"])
+        self.assertEqual(report["metadata"], {"source": "a test"})
+
+    def test_the_program_runs_from_anywhere(self):
+        self.run_program("capabilities", cwd=os.sep)
+
+
+if __name__ == "__main__":
+    unittest.main()
