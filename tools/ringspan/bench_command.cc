@@ -12,8 +12,8 @@
 #include <string>
 #include <vector>
 
-#include "command.h"
 #include "comm/rounds.h"
+#include "command.h"
 #include "io/problem_line.h"
 #include "problem_options.h"
 #include "rank_work.h"
@@ -38,7 +38,8 @@ struct BenchOptions {
 class RandomInputs {
  public:
   explicit RandomInputs(const Problem& p) {
-    const auto make = [this](std::uint64_t seed, std::int64_t batch, std::int64_t tokens, std::int64_t heads, std::int64_t width, DType dtype) {
+    const auto make = [this](std::uint64_t seed, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
+                             std::int64_t width, DType dtype) {
       const TensorShape shape{batch, tokens, heads, width, dtype, Layout::bshd};
       pages_.emplace_back(shape.bytes());
       if (tokens > 0) fill_normal(seed, {{{0, 1, tokens}}, {0}, tokens}, shape, pages_.back().data());
@@ -103,8 +104,9 @@ class Barrier {
     const int size = communicator_->size();
     for (int distance = 1; distance < size; distance *= 2) {
       std::array<std::byte, 2> data{};
-      const std::array batch{Message{Message::Direction::send, (communicator_->rank() + distance) % size, data.data(), 1},
-                             Message{Message::Direction::receive, (communicator_->rank() + size - distance) % size, data.data() + 1, 1}};
+      const std::array batch{
+          Message{Message::Direction::send, (communicator_->rank() + distance) % size, data.data(), 1},
+          Message{Message::Direction::receive, (communicator_->rank() + size - distance) % size, data.data() + 1, 1}};
       communicator_->wait(communicator_->post(kUserRounds + round_++, batch), kPatience);
     }
   }
@@ -216,8 +218,10 @@ int print(const BenchOptions& options, const Plan& plan, const BenchResult& resu
   const bool good = result.verification.passed;
   if (options.json) {
     const auto samples = [](const Samples& s) {
-      return nlohmann::ordered_json{{"median_seconds", median(s.total)}, {"median_forward_seconds", median(s.forward)},
-                                    {"median_backward_seconds", median(s.backward)}, {"seconds", s.total}};
+      return nlohmann::ordered_json{{"median_seconds", median(s.total)},
+                                    {"median_forward_seconds", median(s.forward)},
+                                    {"median_backward_seconds", median(s.backward)},
+                                    {"seconds", s.total}};
     };
     const nlohmann::ordered_json json{{"version", 1},
                                       {"problem", io::print_problem(problem)},
@@ -244,7 +248,8 @@ int print(const BenchOptions& options, const Plan& plan, const BenchResult& resu
                options.forward_only ? "-" : seconds_text(median(s.backward)), seconds_text(median(s.total)),
                median(s.total) > 0 ? rate_text(result.flops / median(s.total), "flop") : "-");
   };
-  fmt::print("\n{:<12}{:>12}{:>12}{:>12}{:>16}\n", fmt::format("median of {}", options.repetitions), "forward", "backward", "both", "speed");
+  fmt::print("\n{:<12}{:>12}{:>12}{:>12}{:>16}\n", fmt::format("median of {}", options.repetitions), "forward", "backward",
+             "both", "speed");
   row(fmt::format("{} ranks", problem.ranks), result.ranks);
   row("1 rank", result.one);
   fmt::print("{:<12}{:.2f} times one rank, efficiency {}\n", "speed-up", speed_up, percent_text(speed_up / problem.ranks));
@@ -280,11 +285,13 @@ int run(BenchOptions& options) {
 
 Body setup_bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
-  app.footer("The results are checked against float64 first; then the ranks, and one rank with the whole\nproblem, take turns.\n\n"
-             "example\n  ringspan bench --tokens 4096 --heads 8 --ranks 2 --pattern causal --sharding zigzag");
+  app.footer(
+      "The results are checked against float64 first; then the ranks, and one rank with the whole\nproblem, take turns.\n\n"
+      "example\n  ringspan bench --tokens 4096 --heads 8 --ranks 2 --pattern causal --sharding zigzag");
   options->problem.problem.tokens_q = 4096;
-  add_integer(app, "--repetitions", 1, [options](std::int64_t n) { options->repetitions = static_cast<int>(n); },
-              "turns of each, after one to warm up (default 5)");
+  add_integer(
+      app, "--repetitions", 1, [options](std::int64_t n) { options->repetitions = static_cast<int>(n); },
+      "turns of each, after one to warm up (default 5)");
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
   add_transport(app, [options](bool processes) { options->processes = processes; });
   app.add_flag("--json", options->json, "print JSON");

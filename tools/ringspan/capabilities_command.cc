@@ -70,7 +70,8 @@ void print_row(const std::string& name, const Row& row) {
 
 // Whether two patterns say the same about an option.
 bool same_marks(const Rows& a, const Rows& b) {
-  return std::equal(a.begin(), a.end(), b.begin(), b.end(), [](const Row& x, const Row& y) { return x.where == y.where && x.marks == y.marks; });
+  return std::equal(a.begin(), a.end(), b.begin(), b.end(),
+                    [](const Row& x, const Row& y) { return x.where == y.where && x.marks == y.marks; });
 }
 
 void print_kernels(const char* title, std::span<const kernels::AttendKernel> list) {
@@ -112,7 +113,8 @@ int print_text(const std::vector<Cell>& cells) {
       for (const Row& row : options[o]) print_row("  and " + row.pattern, row);
     }
   }
-  fmt::print("\nEverything holds for float32, bfloat16 and float16, forward and backward, where a row does not say otherwise.\n");
+  fmt::print(
+      "\nEverything holds for float32, bfloat16 and float16, forward and backward, where a row does not say otherwise.\n");
   for (std::size_t i = 0; i < footnotes.reasons().size(); ++i) fmt::print("[{}] {}\n", i + 1, footnotes.reasons()[i]);
   print_kernels("forward kernels", kernels::attend_kernels());
   print_kernels("backward kernels", kernels::attend_backward_kernels());
@@ -122,9 +124,12 @@ int print_text(const std::vector<Cell>& cells) {
 int print_json(const std::vector<Cell>& cells) {
   nlohmann::ordered_json json{{"version", 1}, {"cells", nlohmann::ordered_json::array()}};
   for (const Cell& cell : cells) {
-    nlohmann::ordered_json entry{{"pattern", cell.pattern},         {"option", cell.option},
-                                 {"dtype", to_string(cell.dtype)},  {"pass", name_of(cell.pass)},
-                                 {"strategy", to_string(cell.strategy)}, {"supported", cell.supported()}};
+    nlohmann::ordered_json entry{{"pattern", cell.pattern},
+                                 {"option", cell.option},
+                                 {"dtype", to_string(cell.dtype)},
+                                 {"pass", name_of(cell.pass)},
+                                 {"strategy", to_string(cell.strategy)},
+                                 {"supported", cell.supported()}};
     if (!cell.supported()) entry["reason"] = cell.reason;
     json["cells"].push_back(std::move(entry));
   }
@@ -138,7 +143,9 @@ int print_json(const std::vector<Cell>& cells) {
 
 Body setup_capabilities(CLI::App& app) {
   auto json = std::make_shared<bool>(false);
-  app.footer("The table is made by planning a small problem for every cell: the code that refuses is asked,\nnothing is written down twice.");
+  app.footer(
+      "The table is made by planning a small problem for every cell: the code that refuses is asked,\nnothing is written down "
+      "twice.");
   app.add_flag("--json", *json, "every cell, with the reason where it is refused");
   return [json] {
     const std::vector<Cell> cells = capability_cells();

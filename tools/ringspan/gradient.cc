@@ -41,7 +41,8 @@ void fill(const Shard& shard, const TensorShape& shape, std::byte* local, Value 
           const std::int64_t at = bshd ? (b * shard.rows + row) * shape.heads + h : (b * shape.heads + h) * shard.rows + row;
           const std::int64_t index = (b * shape.tokens + position) * shape.heads + h;
           for (std::int64_t c = 0; c < shape.width; ++c) {
-            store(shape.dtype, value(static_cast<std::uint64_t>(index * shape.width + c)), local + (at * shape.width + c) * size);
+            store(shape.dtype, value(static_cast<std::uint64_t>(index * shape.width + c)),
+                  local + (at * shape.width + c) * size);
           }
         }
       }

@@ -26,13 +26,14 @@ struct Documents {
 
 // Of a tensor of offsets; nothing where it is not one.
 std::optional<Documents> documents_of(const io::SafetensorsReader& reader, const io::TensorInfo& info) {
-  if (!info.name.starts_with("cu_seqlens") || info.dtype != "I32" || info.shape.size() != 1 || info.shape[0] < 2) return std::nullopt;
+  if (!info.name.starts_with("cu_seqlens") || info.dtype != "I32" || info.shape.size() != 1 || info.shape[0] < 2)
+    return std::nullopt;
   std::vector<std::int32_t> offsets(static_cast<std::size_t>(info.shape[0]));
   std::memcpy(offsets.data(), reader.data(info), offsets.size() * sizeof(std::int32_t));
   std::vector<std::int64_t> lengths;
   for (std::size_t i = 1; i < offsets.size(); ++i) lengths.push_back(std::int64_t{offsets[i]} - offsets[i - 1]);
   std::sort(lengths.begin(), lengths.end());
-  return Documents{info.name,       static_cast<std::int64_t>(lengths.size()), lengths.front(), lengths[lengths.size() / 2],
+  return Documents{info.name,      static_cast<std::int64_t>(lengths.size()),     lengths.front(), lengths[lengths.size() / 2],
                    lengths.back(), std::int64_t{offsets.back()} - offsets.front()};
 }
 
@@ -71,8 +72,8 @@ int print_text(const io::SafetensorsReader& reader) {
   fmt::print("{}: {} tensors, {}\n\n", reader.path(), reader.tensors().size(), bytes_text(static_cast<double>(bytes)));
   fmt::print("  {:<{}}  {:<6}{:>12}  {}\n", "name", width, "dtype", "size", "shape");
   for (const io::TensorInfo& info : reader.tensors()) {
-    fmt::print("  {:<{}}  {:<6}{:>12}  ({})\n", printable(info.name), width, info.dtype, bytes_text(static_cast<double>(info.bytes)),
-               fmt::join(info.shape, ", "));
+    fmt::print("  {:<{}}  {:<6}{:>12}  ({})\n", printable(info.name), width, info.dtype,
+               bytes_text(static_cast<double>(info.bytes)), fmt::join(info.shape, ", "));
   }
   for (const io::TensorInfo& info : reader.tensors()) {
     const auto documents = documents_of(reader, info);

@@ -47,7 +47,9 @@ exit codes
 
 // What a hostile file or argument says must not control the terminal.
 void print_error(std::string message) {
-  std::replace_if(message.begin(), message.end(), [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f; }, '?');
+  std::replace_if(
+      message.begin(), message.end(), [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f; },
+      '?');
   fmt::print(stderr, "ringspan: error: {}\n", message);
 }
 
@@ -140,7 +142,7 @@ int main_body(int argc, char** argv) {
   app.footer(kFooter);
   app.formatter(make_help_formatter());  // subcommands inherit it
   app.get_help_ptr()->description("this page");
-    app.require_subcommand(0, 1);
+  app.require_subcommand(0, 1);
   std::vector<std::pair<CLI::App*, Body>> bodies;
   for (const Command& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);

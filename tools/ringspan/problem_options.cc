@@ -48,7 +48,8 @@ CostModel parse_cost(const std::string& text) {
   for (int i = 0; i < 3; ++i) {
     const std::size_t end = std::min(text.find(',', begin), text.size());
     const bool last = end == text.size();
-    if (last != (i == 2)) throw InvalidArgument(fmt::format("--cost ({}) must be F,B,L: flops/s, bytes/s, nanoseconds per message", text));
+    if (last != (i == 2))
+      throw InvalidArgument(fmt::format("--cost ({}) must be F,B,L: flops/s, bytes/s, nanoseconds per message", text));
     values[i] = parse_real("--cost", text.substr(begin, end - begin));
     if (values[i] > 9e18) throw InvalidArgument(fmt::format("--cost ({}) must stay below 9e18", text));
     begin = end + 1;
@@ -66,8 +67,9 @@ void set_kernel(PlanOptions& plan, const std::string& name) {
 void add_score_options(CLI::App& app, ProblemOptions& options) {
   Problem& problem = options.problem;
   const auto real = [&](const char* name, float* target, const char* help) {
-    add_parsed(app, name, "X", help, [name, target](const std::string& text) { *target = static_cast<float>(parse_real(name, text)); })
-        ->group(kScoreGroup);
+    add_parsed(app, name, "X", help, [name, target](const std::string& text) {
+      *target = static_cast<float>(parse_real(name, text));
+    })->group(kScoreGroup);
   };
   real("--scale", &problem.scale, "softmax scale (default 1/sqrt(head_dim))");
   real("--softcap", &problem.softcap, "X * tanh(score / X); 0: off");
@@ -79,11 +81,13 @@ void add_score_options(CLI::App& app, ProblemOptions& options) {
 
 void add_plan_options(CLI::App& app, ProblemOptions& options) {
   PlanOptions& plan = options.plan;
-  add_parsed(app, "--strategy", "NAME", "auto, local, all-gather, exchange, ring, pass-q, ulysses (default auto: the cheapest by --cost)",
+  add_parsed(app, "--strategy", "NAME",
+             "auto, local, all-gather, exchange, ring, pass-q, ulysses (default auto: the cheapest by --cost)",
              [&plan](const std::string& text) { plan.strategy = parse_strategy(text); })
       ->group(kPlanGroup);
-  add_integer(app, "--computing-ranks", 1, [&plan](std::int64_t n) { plan.computing_ranks = static_cast<int>(n); },
-              "with --strategy local: how many ranks compute (default 1)")
+  add_integer(
+      app, "--computing-ranks", 1, [&plan](std::int64_t n) { plan.computing_ranks = static_cast<int>(n); },
+      "with --strategy local: how many ranks compute (default 1)")
       ->group(kPlanGroup);
   add_parsed(app, "--bucket", "ROWS", "rows that travel at once: a number, none (whole chunks) or auto",
              [&plan](const std::string& text) { plan.bucket_rows = parse_bucket(text); })
@@ -97,14 +101,16 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
   add_parsed(app, "--cost", "F,B,L", "for auto: flops/s, bytes/s of a rank, nanoseconds per message (default 1e11,5e9,20000)",
              [&plan](const std::string& text) { plan.cost = parse_cost(text); })
       ->group(kPlanGroup);
-  add_integer(app, "--threads", 1,
-              [&options](std::int64_t n) {
-                options.plan.threads = static_cast<int>(n);
-                options.threads_given = true;
-              },
-              "of each rank's kernels (default: cores / ranks)")
+  add_integer(
+      app, "--threads", 1,
+      [&options](std::int64_t n) {
+        options.plan.threads = static_cast<int>(n);
+        options.threads_given = true;
+      },
+      "of each rank's kernels (default: cores / ranks)")
       ->group(kPlanGroup);
-  add_parsed(app, "--kernel", "NAME", "by name, such as reference; may be given for each pass (default: the best for the shape)",
+  add_parsed(app, "--kernel", "NAME",
+             "by name, such as reference; may be given for each pass (default: the best for the shape)",
              [&plan](const std::string& text) { set_kernel(plan, text); })
       ->group(kPlanGroup);
 }
@@ -149,27 +155,29 @@ CLI::Option* add_deadline(CLI::App& app, double& seconds) {
 
 void add_problem_options(CLI::App& app, ProblemOptions& options) {
   Problem& problem = options.problem;
-  add_parsed(app, "--pattern", "PATTERN", "who attends to whom, such as causal, window:1023,0 or dilated:2048x1,4096x2 & causal (default full)",
+  add_parsed(app, "--pattern", "PATTERN",
+             "who attends to whom, such as causal, window:1023,0 or dilated:2048x1,4096x2 & causal (default full)",
              [&options](const std::string& text) { options.pattern_text = text; })
       ->group(kProblemGroup);
-  add_integer(app, "--ranks", 1, [&problem](std::int64_t n) { problem.ranks = static_cast<int>(n); }, "over so many ranks (default 1)")->group(kProblemGroup);
+  add_integer(
+      app, "--ranks", 1, [&problem](std::int64_t n) { problem.ranks = static_cast<int>(n); }, "over so many ranks (default 1)")
+      ->group(kProblemGroup);
   add_parsed(app, "--sharding", "SHARDING",
              "who holds which tokens: contiguous, zigzag, striped, block_striped:SIZE, explicit:... (default contiguous)",
              [&problem](const std::string& text) { problem.sharding_q = Sharding::parse(text); })
       ->group(kProblemGroup);
-  add_parsed(app, "--sharding-k", "SHARDING", "of keys and values (default: as --sharding)",
-             [&](const std::string& text) {
-               options.problem.sharding_k = Sharding::parse(text);
-               options.sharding_k_given = true;
-             })
+  add_parsed(app, "--sharding-k", "SHARDING", "of keys and values (default: as --sharding)", [&](const std::string& text) {
+    options.problem.sharding_k = Sharding::parse(text);
+    options.sharding_k_given = true;
+  })->group(kProblemGroup);
+  app.add_flag("--replicated-q", problem.replicated_q, "every rank holds all queries and gets all outputs")
       ->group(kProblemGroup);
-  app.add_flag("--replicated-q", problem.replicated_q, "every rank holds all queries and gets all outputs")->group(kProblemGroup);
   add_parsed(app, "--lengths", "LENGTHS", "tokens of each batch item, separated by commas; the rest is padding",
              [&problem](const std::string& text) { problem.lengths_q = parse_integers("--lengths", text); })
       ->group(kProblemGroup);
-  add_parsed(app, "--lengths-k", "LENGTHS", "of the keys (default: as --lengths)",
-             [&problem](const std::string& text) { problem.lengths_k = parse_integers("--lengths-k", text); })
-      ->group(kProblemGroup);
+  add_parsed(app, "--lengths-k", "LENGTHS", "of the keys (default: as --lengths)", [&problem](const std::string& text) {
+    problem.lengths_k = parse_integers("--lengths-k", text);
+  })->group(kProblemGroup);
   add_score_options(app, options);
   add_plan_options(app, options);
 }
@@ -180,33 +188,39 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
   const auto integer = [&](const char* name, std::int64_t smallest, std::function<void(std::int64_t)> set, const char* help) {
     add_integer(app, name, smallest, std::move(set), help)->group(kGroup);
   };
-  integer("--tokens", 0,
-          [&options](std::int64_t n) {
-            options.problem.tokens_q = n;
-            options.tokens_given = true;
-          },
-          "queries of each batch item, over all ranks");
-  integer("--tokens-k", 0,
-          [&options](std::int64_t n) {
-            options.problem.tokens_k = n;
-            options.tokens_k_given = true;
-          },
-          "keys (default: as --tokens)");
+  integer(
+      "--tokens", 0,
+      [&options](std::int64_t n) {
+        options.problem.tokens_q = n;
+        options.tokens_given = true;
+      },
+      "queries of each batch item, over all ranks");
+  integer(
+      "--tokens-k", 0,
+      [&options](std::int64_t n) {
+        options.problem.tokens_k = n;
+        options.tokens_k_given = true;
+      },
+      "keys (default: as --tokens)");
   integer("--batch", 1, [&problem](std::int64_t n) { problem.batch = n; }, "items (default 1)");
   integer("--heads", 1, [&problem](std::int64_t n) { problem.heads = static_cast<int>(n); }, "query heads (default 8)");
-  integer("--kv-heads", 1,
-          [&options](std::int64_t n) {
-            options.problem.kv_heads = static_cast<int>(n);
-            options.kv_heads_given = true;
-          },
-          "key and value heads, a divisor of --heads (default: as --heads)");
-  integer("--head-dim", 1, [&problem](std::int64_t n) { problem.head_dim = static_cast<int>(n); }, "of q and k, up to 256 (default 64)");
-  integer("--head-dim-v", 1,
-          [&options](std::int64_t n) {
-            options.problem.head_dim_v = static_cast<int>(n);
-            options.head_dim_v_given = true;
-          },
-          "of v and o (default: as --head-dim)");
+  integer(
+      "--kv-heads", 1,
+      [&options](std::int64_t n) {
+        options.problem.kv_heads = static_cast<int>(n);
+        options.kv_heads_given = true;
+      },
+      "key and value heads, a divisor of --heads (default: as --heads)");
+  integer(
+      "--head-dim", 1, [&problem](std::int64_t n) { problem.head_dim = static_cast<int>(n); },
+      "of q and k, up to 256 (default 64)");
+  integer(
+      "--head-dim-v", 1,
+      [&options](std::int64_t n) {
+        options.problem.head_dim_v = static_cast<int>(n);
+        options.head_dim_v_given = true;
+      },
+      "of v and o (default: as --head-dim)");
   problem.heads = 8;
   const auto parsed = [&](const char* name, const char* type, const char* help, std::function<void(const std::string&)> parse) {
     add_parsed(app, name, type, help, std::move(parse))->group(kGroup);

@@ -66,9 +66,9 @@ GlobalTensor QkvFile::tensor(const io::SafetensorsReader& reader, const std::str
   const std::size_t dimensions = per_row ? 3 : 4;
   if (info.shape.size() != dimensions) {
     fail(path, "{} has shape ({}), expected {} dimensions: {}", name, fmt::join(info.shape, ", "), dimensions,
-         per_row                         ? "(batch, heads, tokens)"
+         per_row                   ? "(batch, heads, tokens)"
          : layout_ == Layout::bshd ? "(batch, tokens, heads, head_dim)"
-                                         : "(batch, heads, tokens, head_dim)");
+                                   : "(batch, heads, tokens, head_dim)");
   }
   const std::optional<DType> dtype = dtype_of(info.dtype);
   if (!dtype || (per_row && *dtype != DType::float32)) {
@@ -76,8 +76,9 @@ GlobalTensor QkvFile::tensor(const io::SafetensorsReader& reader, const std::str
   }
   const bool heads_first = per_row || layout_ == Layout::bhsd;
   GlobalTensor tensor;
-  tensor.shape = {info.shape[0],  info.shape[heads_first ? 2 : 1], info.shape[heads_first ? 1 : 2], per_row ? 1 : info.shape[3],
-                  *dtype, heads_first ? Layout::bhsd : Layout::bshd};
+  tensor.shape = {
+      info.shape[0], info.shape[heads_first ? 2 : 1],          info.shape[heads_first ? 1 : 2], per_row ? 1 : info.shape[3],
+      *dtype,        heads_first ? Layout::bhsd : Layout::bshd};
   tensor.data = reader.data(info);
   tensor.mapped = info.offset % size_of(*dtype) == 0;  // otherwise the reader made an aligned copy
   return tensor;
@@ -86,8 +87,8 @@ GlobalTensor QkvFile::tensor(const io::SafetensorsReader& reader, const std::str
 std::vector<std::int32_t> QkvFile::offsets(const std::string& name) const {
   const io::TensorInfo& info = required(reader_, name);
   if (info.dtype != "I32" || info.shape.size() != 1) {
-    fail(reader_.path(), "{} has dtype {} and shape ({}), expected I32 and one dimension: documents + 1 offsets", name, info.dtype,
-         fmt::join(info.shape, ", "));
+    fail(reader_.path(), "{} has dtype {} and shape ({}), expected I32 and one dimension: documents + 1 offsets", name,
+         info.dtype, fmt::join(info.shape, ", "));
   }
   std::vector<std::int32_t> values(static_cast<std::size_t>(info.shape[0]));
   if (!values.empty()) std::memcpy(values.data(), reader_.data(info), values.size() * sizeof(std::int32_t));
@@ -96,7 +97,8 @@ std::vector<std::int32_t> QkvFile::offsets(const std::string& name) const {
 
 void QkvFile::describe(ProblemOptions& options, std::optional<Layout> asked) {
   const auto said = reader_.metadata().find("layout");
-  const bool metadata_bhsd = said != reader_.metadata().end() && (said->second == "batch,heads,tokens,head_dim" || said->second == "bhsd");
+  const bool metadata_bhsd =
+      said != reader_.metadata().end() && (said->second == "batch,heads,tokens,head_dim" || said->second == "bhsd");
   layout_ = asked.value_or(metadata_bhsd ? Layout::bhsd : Layout::bshd);
   inputs_.q = tensor(reader_, "q");
   inputs_.k = tensor(reader_, "k");
@@ -125,8 +127,10 @@ void QkvFile::describe(ProblemOptions& options, std::optional<Layout> asked) {
   describe_documents(options);
   describe_heads_vectors(problem);
   for (const io::TensorInfo& info : reader_.tensors()) {
-    constexpr std::array<std::string_view, 8> kRead{"q", "k", "v", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k", "sinks", "alibi_slopes"};
-    if (std::find(kRead.begin(), kRead.end(), info.name) == kRead.end()) notes_.push_back(fmt::format("tensor {} is not read", info.name));
+    constexpr std::array<std::string_view, 8> kRead{"q",     "k",           "v", "cu_seqlens", "cu_seqlens_q", "cu_seqlens_k",
+                                                    "sinks", "alibi_slopes"};
+    if (std::find(kRead.begin(), kRead.end(), info.name) == kRead.end())
+      notes_.push_back(fmt::format("tensor {} is not read", info.name));
   }
 }
 
@@ -135,10 +139,12 @@ void QkvFile::describe_documents(ProblemOptions& options) {
   const bool both = reader_.find("cu_seqlens") != nullptr;
   const bool separate = reader_.find("cu_seqlens_q") != nullptr || reader_.find("cu_seqlens_k") != nullptr;
   if (!wanted) {
-    if (both || separate) notes_.emplace_back("the file has documents (cu_seqlens), but the pattern does not name them: attention crosses them");
+    if (both || separate)
+      notes_.emplace_back("the file has documents (cu_seqlens), but the pattern does not name them: attention crosses them");
     return;
   }
-  if (both && separate) fail(reader_.path(), "has cu_seqlens and also cu_seqlens_q or cu_seqlens_k: which one holds is unclear");
+  if (both && separate)
+    fail(reader_.path(), "has cu_seqlens and also cu_seqlens_q or cu_seqlens_k: which one holds is unclear");
   if (!both && !separate) fail(reader_.path(), "has no tensor cu_seqlens, which `documents` in the pattern needs");
   if (both) {
     options.problem.cu_seqlens_q = offsets("cu_seqlens");
@@ -156,8 +162,8 @@ void QkvFile::describe_heads_vectors(Problem& problem) {
     const bool flat = info->shape == std::vector<std::int64_t>{problem.heads};
     const bool batched = may_have_batch && info->shape == std::vector<std::int64_t>{problem.batch, problem.heads};
     if (info->dtype != "F32" || (!flat && !batched)) {
-      fail(path, "{} has dtype {} and shape ({}), expected F32 and ({}){}", name, info->dtype, fmt::join(info->shape, ", "), problem.heads,
-           may_have_batch ? fmt::format(" or ({}, {})", problem.batch, problem.heads) : "");
+      fail(path, "{} has dtype {} and shape ({}), expected F32 and ({}){}", name, info->dtype, fmt::join(info->shape, ", "),
+           problem.heads, may_have_batch ? fmt::format(" or ({}, {})", problem.batch, problem.heads) : "");
     }
     if (batched && batch_stride != nullptr) *batch_stride = problem.heads;
     return reinterpret_cast<const float*>(reader_.data(*info));
@@ -174,17 +180,19 @@ void QkvFile::attach_gradient(const std::string& path, const Problem& problem) {
   inputs_.d_out = tensor(*gradient_reader_, name);
   const TensorShape expected = OutputShapes(problem, layout_).o;
   const TensorShape& shape = inputs_.d_out.shape;
-  if (shape.batch != expected.batch || shape.tokens != expected.tokens || shape.heads != expected.heads || shape.width != expected.width) {
-    fail(path, "{} has batch {}, tokens {}, heads {}, head_dim {}; o has {}, {}, {}, {}", name, shape.batch, shape.tokens, shape.heads,
-         shape.width, expected.batch, expected.tokens, expected.heads, expected.width);
+  if (shape.batch != expected.batch || shape.tokens != expected.tokens || shape.heads != expected.heads ||
+      shape.width != expected.width) {
+    fail(path, "{} has batch {}, tokens {}, heads {}, head_dim {}; o has {}, {}, {}, {}", name, shape.batch, shape.tokens,
+         shape.heads, shape.width, expected.batch, expected.tokens, expected.heads, expected.width);
   }
-  if (shape.dtype != expected.dtype) fail(path, "{} is {}, but q is {}", name, to_string(shape.dtype), to_string(expected.dtype));
+  if (shape.dtype != expected.dtype)
+    fail(path, "{} is {}, but q is {}", name, to_string(shape.dtype), to_string(expected.dtype));
   if (gradient_reader_->find("dlse") == nullptr) return;
   inputs_.dlse = tensor(*gradient_reader_, "dlse", true);
   const TensorShape& dlse = inputs_.dlse.shape;
   if (dlse.batch != expected.batch || dlse.tokens != expected.tokens || dlse.heads != expected.heads) {
-    fail(path, "dlse has batch {}, heads {}, tokens {}; lse has {}, {}, {}", dlse.batch, dlse.heads, dlse.tokens, expected.batch,
-         expected.heads, expected.tokens);
+    fail(path, "dlse has batch {}, heads {}, tokens {}; lse has {}, {}, {}", dlse.batch, dlse.heads, dlse.tokens,
+         expected.batch, expected.heads, expected.tokens);
   }
 }
 

@@ -152,8 +152,10 @@ class Board {
             static_cast<std::size_t>(repetitions_)};
   }
   std::span<std::int64_t> sent(int rank) const {
-    std::byte* begin = memory_.bytes().data() + sizeof(RankReport) * static_cast<std::size_t>(ranks_) * static_cast<std::size_t>(repetitions_);
-    return {reinterpret_cast<std::int64_t*>(begin) + static_cast<std::ptrdiff_t>(rank) * ranks_, static_cast<std::size_t>(ranks_)};
+    std::byte* begin =
+        memory_.bytes().data() + sizeof(RankReport) * static_cast<std::size_t>(ranks_) * static_cast<std::size_t>(repetitions_);
+    return {reinterpret_cast<std::int64_t*>(begin) + static_cast<std::ptrdiff_t>(rank) * ranks_,
+            static_cast<std::size_t>(ranks_)};
   }
 
  private:
@@ -162,8 +164,8 @@ class Board {
   SharedMemory memory_;
 };
 
-void run_rank(const Problem& problem, const PlanOptions& plan_options, const Inputs& inputs, Layout layout, const WorldOptions& options,
-              Target* target, Communicator& communicator, const Board& board) {
+void run_rank(const Problem& problem, const PlanOptions& plan_options, const Inputs& inputs, Layout layout,
+              const WorldOptions& options, Target* target, Communicator& communicator, const Board& board) {
   const int rank = communicator.rank();
   const Plan plan = make_plan(problem, plan_options, rank);
   ProgressLine line(options.show_progress && rank == 0);
@@ -182,8 +184,8 @@ void run_rank(const Problem& problem, const PlanOptions& plan_options, const Inp
 
 }  // namespace
 
-WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inputs& inputs, Layout layout, const WorldOptions& options,
-                      Target* target) {
+WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inputs& inputs, Layout layout,
+                      const WorldOptions& options, Target* target) {
   const Board board(problem.ranks, options.repetitions);
   const RankBody body = [&](Communicator& communicator) {
     run_rank(problem, plan, inputs, layout, options, target, communicator, board);
@@ -209,7 +211,8 @@ WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inp
     }
     repetitions.push_back({forward + backward, i});
   }
-  std::sort(repetitions.begin(), repetitions.end(), [](const Repetition& a, const Repetition& b) { return a.seconds < b.seconds; });
+  std::sort(repetitions.begin(), repetitions.end(),
+            [](const Repetition& a, const Repetition& b) { return a.seconds < b.seconds; });
   const auto median = static_cast<std::size_t>(repetitions[repetitions.size() / 2].index);
   WorldReport report;
   for (int rank = 0; rank < problem.ranks; ++rank) {

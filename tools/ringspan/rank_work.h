@@ -85,7 +85,7 @@ struct WorldOptions {
   int warm_up = 0;      // executions before the one that is reported
   int repetitions = 1;  // the median is reported
 };
-WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inputs& inputs, Layout layout, const WorldOptions& options,
-                      Target* target);
+WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inputs& inputs, Layout layout,
+                      const WorldOptions& options, Target* target);
 
 }  // namespace ringspan::cli

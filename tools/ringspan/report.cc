@@ -37,8 +37,8 @@ std::string shape_text(const Problem& p) {
 std::string plan_text(const RunReport& report) {
   const Plan& plan = report.plan;
   const Problem& problem = plan.problem();
-  std::string text = fmt::format("{}, {} rank{} ({}), {} sharding", to_string(plan.strategy()), problem.ranks, problem.ranks == 1 ? "" : "s", report.transport,
-                                 problem.sharding_q.to_string());
+  std::string text = fmt::format("{}, {} rank{} ({}), {} sharding", to_string(plan.strategy()), problem.ranks,
+                                 problem.ranks == 1 ? "" : "s", report.transport, problem.sharding_q.to_string());
   if (!(problem.sharding_k == problem.sharding_q)) text += fmt::format(" (keys: {})", problem.sharding_k.to_string());
   if (problem.replicated_q) text += ", queries on every rank";
   if (plan.bucket_rows() > 0) text += fmt::format(", buckets of {} rows", count_text(plan.bucket_rows()));
@@ -90,7 +90,8 @@ std::string traffic_table(const RunReport& report) {
   if (ranks == 1) return {};
   if (ranks > kListedRanks) {
     std::vector<std::int64_t> by_rank;
-    for (int r = 0; r < ranks; ++r) by_rank.push_back(std::accumulate(sent.begin() + r * ranks, sent.begin() + (r + 1) * ranks, std::int64_t{0}));
+    for (int r = 0; r < ranks; ++r)
+      by_rank.push_back(std::accumulate(sent.begin() + r * ranks, sent.begin() + (r + 1) * ranks, std::int64_t{0}));
     const auto [low, high] = std::minmax_element(by_rank.begin(), by_rank.end());
     return line("sent", fmt::format("{} in all; by a rank {} to {}", bytes_text(static_cast<double>(total)),
                                     bytes_text(static_cast<double>(*low)), bytes_text(static_cast<double>(*high))));
@@ -101,7 +102,8 @@ std::string traffic_table(const RunReport& report) {
   for (int r = 0; r < ranks; ++r) {
     text += fmt::format("  {:<20}", fmt::format("by rank {}", r));
     for (int peer = 0; peer < ranks; ++peer) {
-      text += fmt::format("{:>12}", peer == r ? "-" : bytes_text(static_cast<double>(sent[static_cast<std::size_t>(r * ranks + peer)])));
+      text += fmt::format("{:>12}",
+                          peer == r ? "-" : bytes_text(static_cast<double>(sent[static_cast<std::size_t>(r * ranks + peer)])));
     }
     text += "\n";
   }
@@ -113,12 +115,14 @@ std::string time_text(const RunReport& report) {
   const Problem& problem = report.plan.problem();
   std::string text = seconds_text(world.seconds);
   if (report.plan.options().backward) {
-    text += fmt::format(" (forward {}, backward {})", seconds_text(world.forward_seconds), seconds_text(world.backward_seconds));
+    text +=
+        fmt::format(" (forward {}, backward {})", seconds_text(world.forward_seconds), seconds_text(world.backward_seconds));
   }
   text = line("time", text);
   if (world.seconds <= 0) return text;
   const double tokens = static_cast<double>(problem.batch) * static_cast<double>(problem.tokens_q);
-  text += line("speed", fmt::format("{}, {}", rate_text(tokens / world.seconds, "tokens"), rate_text(report.flops() / world.seconds, "flop")));
+  text += line("speed", fmt::format("{}, {}", rate_text(tokens / world.seconds, "tokens"),
+                                    rate_text(report.flops() / world.seconds, "flop")));
   if (problem.ranks == 1 || report.sequential) return text;
   double sum = 0;
   double most = 0;
@@ -163,7 +167,8 @@ Json json_of(const RunReport& report, int rank) {
     total += memory.bytes;
   }
   json["memory_bytes"]["all"] = total;
-  const auto begin = report.world.sent.begin() + static_cast<std::ptrdiff_t>(rank) * static_cast<std::ptrdiff_t>(report.plans.size());
+  const auto begin =
+      report.world.sent.begin() + static_cast<std::ptrdiff_t>(rank) * static_cast<std::ptrdiff_t>(report.plans.size());
   json["sent_bytes_to"] = std::vector<std::int64_t>(begin, begin + static_cast<std::ptrdiff_t>(report.plans.size()));
   return json;
 }
@@ -187,9 +192,10 @@ std::string to_text(const RunReport& report) {
   text += time_text(report);
   if (report.compared && report.world.seconds > 0) {
     const double speed_up = report.compared->seconds / report.world.seconds;
-    text += line("compared", fmt::format("{} on {} rank{}: speed-up {:.2f}, efficiency {}", seconds_text(report.compared->seconds),
-                                         report.compared_ranks, report.compared_ranks == 1 ? "" : "s", speed_up,
-                                         percent_text(speed_up * report.compared_ranks / problem.ranks)));
+    text +=
+        line("compared", fmt::format("{} on {} rank{}: speed-up {:.2f}, efficiency {}", seconds_text(report.compared->seconds),
+                                     report.compared_ranks, report.compared_ranks == 1 ? "" : "s", speed_up,
+                                     percent_text(speed_up * report.compared_ranks / problem.ranks)));
   }
   if (report.sequential) {
     text += line("resident", fmt::format("{} at the peak; forecast for one rank {}",
@@ -235,11 +241,13 @@ std::string to_json(const RunReport& report) {
                             {"efficiency", speed_up * report.compared_ranks / problem.ranks}};
   }
   if (report.sequential) {
-    json["sequential"] = Json{{"peak_resident_bytes", report.sequential->peak_bytes}, {"forecast_bytes", report.sequential->forecast_bytes}};
+    json["sequential"] =
+        Json{{"peak_resident_bytes", report.sequential->peak_bytes}, {"forecast_bytes", report.sequential->forecast_bytes}};
   }
   if (report.verification) json["verification"] = json_of(*report.verification);
   for (const Rejected& rejected : plan.rejected()) {
-    json["rejected"].push_back(Json{{"candidate", rejected.candidate}, {"reason", rejected.reason}, {"nanoseconds", rejected.nanoseconds}});
+    json["rejected"].push_back(
+        Json{{"candidate", rejected.candidate}, {"reason", rejected.reason}, {"nanoseconds", rejected.nanoseconds}});
   }
   return json.dump(2);
 }

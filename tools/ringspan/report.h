@@ -15,10 +15,10 @@ namespace ringspan::cli {
 struct RunReport {
   explicit RunReport(const Plan& first_plan) : plan(first_plan) {}
 
-  Plan plan;                 // of rank 0
-  std::vector<Plan> plans;   // of all ranks
+  Plan plan;                // of rank 0
+  std::vector<Plan> plans;  // of all ranks
   std::string input, output;
-  std::string transport;     // threads, processes or sequential
+  std::string transport;  // threads, processes or sequential
   std::string problem_line;
   std::vector<std::string> notes;
   WorldReport world;

@@ -69,7 +69,8 @@ std::vector<io::TensorSpec> output_tensors(const Problem& problem, Layout layout
   std::vector<io::TensorSpec> specs;
   const auto add = [&](const char* name, const TensorShape& s) {
     specs.push_back({name, std::string(file_dtype(s.dtype)),
-                     s.layout == Layout::bshd ? std::vector{s.batch, s.tokens, s.heads, s.width} : std::vector{s.batch, s.heads, s.tokens, s.width}});
+                     s.layout == Layout::bshd ? std::vector{s.batch, s.tokens, s.heads, s.width}
+                                              : std::vector{s.batch, s.heads, s.tokens, s.width}});
   };
   add("o", shapes.o);
   specs.push_back({"lse", "F32", {problem.batch, problem.heads, problem.tokens_q}});
@@ -156,9 +157,10 @@ class Run {
   }
 
   std::unique_ptr<io::SafetensorsWriter> make_writer() const {
-    const io::Metadata metadata{{"problem", io::print_problem(problem())},
-                                {"layout", file_.layout() == Layout::bshd ? "batch,tokens,heads,head_dim" : "batch,heads,tokens,head_dim"},
-                                {"writer", "ringspan " + program_version()}};
+    const io::Metadata metadata{
+        {"problem", io::print_problem(problem())},
+        {"layout", file_.layout() == Layout::bshd ? "batch,tokens,heads,head_dim" : "batch,heads,tokens,head_dim"},
+        {"writer", "ringspan " + program_version()}};
     try {
       const std::vector<io::TensorSpec> specs = output_tensors(problem(), file_.layout(), plan_options().backward);
       return std::make_unique<io::SafetensorsWriter>(options_.output, specs, metadata);
@@ -242,16 +244,22 @@ Body setup_run(CLI::App& app) {
   app.footer(kFooter);
   app.add_option("--input", options->input, "safetensors file with q, k, v")->type_name("FILE")->required();
   app.add_option("--output", options->output, "safetensors file for the results")->type_name("FILE")->required();
-  app.add_option("--grad", options->gradient, "run the backward pass too: gradient of o from a file (d_out, and dlse if it is there), random:SEED or ones")
+  app.add_option("--grad", options->gradient,
+                 "run the backward pass too: gradient of o from a file (d_out, and dlse if it is there), random:SEED or ones")
       ->type_name("FILE|random:SEED|ones");
-  app.add_option("--layout", options->layout, "bshd (batch, tokens, heads, head_dim) or bhsd (default: what the file's metadata says, else bshd)")
+  app.add_option("--layout", options->layout,
+                 "bshd (batch, tokens, heads, head_dim) or bhsd (default: what the file's metadata says, else bshd)")
       ->type_name("LAYOUT");
   add_transport(app, [options](bool processes) { options->transport = processes ? "processes" : "threads"; });
-  app.add_flag("--sequential", options->sequential, "one rank after the other, in the memory of one (needs --strategy exchange)");
+  app.add_flag("--sequential", options->sequential,
+               "one rank after the other, in the memory of one (needs --strategy exchange)");
   app.add_flag("--verify", options->verify, "check the results against float64 before they are written");
-  add_integer(app, "--compare", 1, [options](std::int64_t n) { options->compare = static_cast<int>(n); },
-              "also time the problem on so many ranks: speed-up and efficiency");
-  CLI::Option* json = app.add_option("--json", options->json, "print the summary as JSON, or write it to FILE")->type_name("[FILE]")->expected(0, 1);
+  add_integer(
+      app, "--compare", 1, [options](std::int64_t n) { options->compare = static_cast<int>(n); },
+      "also time the problem on so many ranks: speed-up and efficiency");
+  CLI::Option* json = app.add_option("--json", options->json, "print the summary as JSON, or write it to FILE")
+                          ->type_name("[FILE]")
+                          ->expected(0, 1);
   add_deadline(app, options->deadline);
   add_problem_options(app, options->problem);
   return [options, json] {

@@ -30,17 +30,15 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 
 // What ranks leave in shared memory: for each pair (a < b) what a measured.
 struct Pair {
-  double latency_seconds = 0;    // one way, the median
-  double bytes_per_second = 0;   // one way
+  double latency_seconds = 0;   // one way, the median
+  double bytes_per_second = 0;  // one way
 };
 
 class Exchange {
  public:
   Exchange(Communicator& communicator, Communicator::Seconds deadline) : communicator_(communicator), deadline_(deadline) {}
 
-  void run(std::vector<Message> batch) {
-    communicator_.wait(communicator_.post(kUserRounds + round_++, batch), deadline_);
-  }
+  void run(std::vector<Message> batch) { communicator_.wait(communicator_.post(kUserRounds + round_++, batch), deadline_); }
   // Rounds are numbered alike on all ranks: those that a rank takes no part in count too.
   void skip() { ++round_; }
 
@@ -56,8 +54,8 @@ class Exchange {
 };
 
 std::byte content(int source, int destination, std::int64_t index) {
-  return static_cast<std::byte>(static_cast<std::uint64_t>(source * 131 + destination * 31) + static_cast<std::uint64_t>(index) * 7 +
-                                static_cast<std::uint64_t>(index >> 8));
+  return static_cast<std::byte>(static_cast<std::uint64_t>(source * 131 + destination * 31) +
+                                static_cast<std::uint64_t>(index) * 7 + static_cast<std::uint64_t>(index >> 8));
 }
 
 // All ranks send to all at once; every byte that arrives is checked.
@@ -80,8 +78,8 @@ void check_all_pairs(Exchange& exchange, std::int64_t bytes) {
     const auto& data = in[static_cast<std::size_t>(peer)];
     for (std::size_t i = 0; i < size; ++i) {
       if (data[i] == content(peer, exchange.rank(), static_cast<std::int64_t>(i))) continue;
-      throw CommError(fmt::format("rank {}/{}: byte {} of a message of {} bytes from rank {} arrived wrong", exchange.rank(), ranks, i,
-                                  bytes, peer));
+      throw CommError(fmt::format("rank {}/{}: byte {} of a message of {} bytes from rank {} arrived wrong", exchange.rank(),
+                                  ranks, i, bytes, peer));
     }
   }
 }
@@ -136,7 +134,8 @@ struct Result {
 
 Result test_transport(const std::string& transport, int ranks, Communicator::Seconds deadline) {
   const SharedMemory memory(static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks) * sizeof(Pair));
-  const std::span<Pair> pairs(reinterpret_cast<Pair*>(memory.bytes().data()), static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks));
+  const std::span<Pair> pairs(reinterpret_cast<Pair*>(memory.bytes().data()),
+                              static_cast<std::size_t>(ranks) * static_cast<std::size_t>(ranks));
   const RankBody body = [&](Communicator& communicator) { test_rank(communicator, deadline, pairs); };
   transport == "threads" ? run_thread_ranks(ranks, body) : run_forked_ranks(ranks, body);
   return {transport, {pairs.begin(), pairs.end()}};
@@ -178,8 +177,9 @@ Body setup_selftest(CLI::App& app) {
     bool json = false;
   };
   auto options = std::make_shared<Options>();
-  app.footer("Every pair of ranks exchanges messages that are checked byte by byte; then each pair is timed alone.\n\n"
-             "example\n  ringspan selftest --ranks 8 --transport processes");
+  app.footer(
+      "Every pair of ranks exchanges messages that are checked byte by byte; then each pair is timed alone.\n\n"
+      "example\n  ringspan selftest --ranks 8 --transport processes");
   add_parsed(app, "--ranks", "N", "2 to 64 (default 4)", [options](const std::string& text) {
     const std::int64_t ranks = parse_integer("--ranks", text);
     if (ranks < 2 || ranks > 64) throw InvalidArgument(fmt::format("--ranks ({}) must be in [2, 64]", text));

@@ -42,11 +42,13 @@ class Accumulator {
     const int file = open_unnamed(directory);
     const int refused = ::posix_fallocate(file, 0, shape_.bytes());  // a full disk is found now, not by a fault later
     void* map = MAP_FAILED;
-    if (refused == 0) map = ::mmap(nullptr, static_cast<std::size_t>(shape_.bytes()), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+    if (refused == 0)
+      map = ::mmap(nullptr, static_cast<std::size_t>(shape_.bytes()), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     const int error = refused != 0 ? refused : errno;
     ::close(file);
     if (map == MAP_FAILED) {
-      throw FileError(fmt::format("{}: cannot hold {} bytes of gradients: {}", directory, shape_.bytes(), std::strerror(error)));
+      throw FileError(
+          fmt::format("{}: cannot hold {} bytes of gradients: {}", directory, shape_.bytes(), std::strerror(error)));
     }
     data_ = static_cast<float*>(map);
   }
@@ -116,7 +118,8 @@ void for_each_row(const Bundle& bundle, Row row) {
 
 class LonelyCommunicator final : public Communicator {
  public:
-  LonelyCommunicator(const PlanData& plan, Shared& shared) : plan_(plan), shared_(shared), traffic_(static_cast<std::size_t>(size())) {}
+  LonelyCommunicator(const PlanData& plan, Shared& shared)
+      : plan_(plan), shared_(shared), traffic_(static_cast<std::size_t>(size())) {}
 
   // The transfers that post() is about to see, in the order of the program.
   void begin(const Program& program) {
@@ -166,7 +169,9 @@ class LonelyCommunicator final : public Communicator {
   }
 
  private:
-  const Bundle& bundle_of(const Transfer& transfer) const { return program_->bundles[static_cast<std::size_t>(transfer.bundle)]; }
+  const Bundle& bundle_of(const Transfer& transfer) const {
+    return program_->bundles[static_cast<std::size_t>(transfer.bundle)];
+  }
 
   // The ranks make sure that all are about to do the same: they are all this process.
   static void echo(std::span<const Message> batch) {
@@ -273,7 +278,8 @@ void store(const Accumulator& sums, DType dtype, std::string_view name, Shared& 
       target.write(name, first * 4, from, count * 4);
     } else {
       for (std::int64_t i = 0; i < count; ++i) {
-        rounded[static_cast<std::size_t>(i)] = dtype == DType::bfloat16 ? float_to_bfloat16(from[i]) : float_to_float16(from[i]);
+        rounded[static_cast<std::size_t>(i)] =
+            dtype == DType::bfloat16 ? float_to_bfloat16(from[i]) : float_to_float16(from[i]);
       }
       target.write(name, first * 2, rounded.data(), count * 2);
     }
@@ -294,9 +300,10 @@ void reset_peak() { std::ofstream("/proc/self/clear_refs") << "5"; }
 
 void check_supported(const Problem& problem, const Plan& plan) {
   if (plan.strategy() != Strategy::exchange) {
-    throw Unsupported(fmt::format("run --sequential needs --strategy exchange, in which rows go straight from their owner to their reader; "
-                                  "this plan is {}",
-                                  to_string(plan.strategy())));
+    throw Unsupported(
+        fmt::format("run --sequential needs --strategy exchange, in which rows go straight from their owner to their reader; "
+                    "this plan is {}",
+                    to_string(plan.strategy())));
   }
   if (problem.replicated_q) throw Unsupported("run --sequential needs sharded queries; leave out --replicated-q");
 }
@@ -336,9 +343,8 @@ SequentialReport run_sequentially(const Problem& problem, const PlanOptions& pla
     WatchedCommunicator watched(communicator, plan, &line);
     Attention attention(plan, watched, options.execute, {arena.data(), static_cast<std::size_t>(arena.bytes())});
     watched.set_prefix(fmt::format("rank {}/{} ", rank, problem.ranks));
-    report.world.ranks.push_back(work.run(attention, watched, [&](Pass pass) {
-      communicator.begin(pass == Pass::forward ? data.forward : data.backward);
-    }));
+    report.world.ranks.push_back(work.run(
+        attention, watched, [&](Pass pass) { communicator.begin(pass == Pass::forward ? data.forward : data.backward); }));
     const RankReport& measured = report.world.ranks.back();
     report.world.forward_seconds += measured.forward_seconds;
     report.world.backward_seconds += measured.backward_seconds;

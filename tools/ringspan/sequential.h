@@ -18,9 +18,9 @@
 namespace ringspan::cli {
 
 struct SequentialReport {
-  WorldReport world;               // seconds: the sum over the ranks
+  WorldReport world;                // seconds: the sum over the ranks
   std::int64_t forecast_bytes = 0;  // of the largest rank: tensors and arena
-  std::int64_t peak_bytes = 0;     // resident, beyond what was resident before the first rank, at its peak
+  std::int64_t peak_bytes = 0;      // resident, beyond what was resident before the first rank, at its peak
 };
 
 // Throws Unsupported unless the plan is an exchange over sharded queries. `scratch_directory`: where the accumulator is put.

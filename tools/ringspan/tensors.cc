@@ -93,7 +93,8 @@ void gather(const Shard& shard, const GlobalTensor& whole, std::byte* local) {
 }
 
 void scatter(const Shard& shard, const TensorShape& shape, const std::byte* local, std::string_view name, Target& target) {
-  for_each_run(shard, shape, [&](std::int64_t from, std::int64_t to, std::int64_t bytes) { target.write(name, to, local + from, bytes); });
+  for_each_run(shard, shape,
+               [&](std::int64_t from, std::int64_t to, std::int64_t bytes) { target.write(name, to, local + from, bytes); });
 }
 
 }  // namespace ringspan::cli

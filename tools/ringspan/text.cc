@@ -30,10 +30,20 @@ struct Unit {
   std::string_view name;
   double bytes;
 };
-constexpr std::array<Unit, 14> kUnits{Unit{"B", 1},           Unit{"k", 1e3},           Unit{"kB", 1e3},          Unit{"KiB", 1024.0},
-                                      Unit{"M", 1e6},         Unit{"MB", 1e6},          Unit{"MiB", 1048576.0},   Unit{"G", 1e9},
-                                      Unit{"GB", 1e9},        Unit{"GiB", 1073741824.0}, Unit{"T", 1e12},          Unit{"TB", 1e12},
-                                      Unit{"TiB", 1099511627776.0}, Unit{"", 1}};
+constexpr std::array<Unit, 14> kUnits{Unit{"B", 1},
+                                      Unit{"k", 1e3},
+                                      Unit{"kB", 1e3},
+                                      Unit{"KiB", 1024.0},
+                                      Unit{"M", 1e6},
+                                      Unit{"MB", 1e6},
+                                      Unit{"MiB", 1048576.0},
+                                      Unit{"G", 1e9},
+                                      Unit{"GB", 1e9},
+                                      Unit{"GiB", 1073741824.0},
+                                      Unit{"T", 1e12},
+                                      Unit{"TB", 1e12},
+                                      Unit{"TiB", 1099511627776.0},
+                                      Unit{"", 1}};
 
 }  // namespace
 
@@ -45,7 +55,8 @@ std::int64_t parse_integer(std::string_view option, std::string_view text) {
 
 double parse_real(std::string_view option, std::string_view text) {
   double value = 0;
-  if (!parse_whole(text, value) || !std::isfinite(value)) throw InvalidArgument(fmt::format("{} ({}) must be a number", option, text));
+  if (!parse_whole(text, value) || !std::isfinite(value))
+    throw InvalidArgument(fmt::format("{} ({}) must be a number", option, text));
   return value;
 }
 
@@ -53,7 +64,8 @@ std::int64_t parse_bytes(std::string_view option, std::string_view text) {
   const std::size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
   std::string_view suffix = text.substr(digits);
   while (suffix.starts_with(' ')) suffix.remove_prefix(1);
-  const auto* unit = std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return equal_ignoring_case(u.name, suffix); });
+  const auto* unit =
+      std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return equal_ignoring_case(u.name, suffix); });
   double value = 0;
   if (!parse_whole(text.substr(0, digits), value) || unit == kUnits.end() || value * unit->bytes > kLargest) {
     throw InvalidArgument(fmt::format("{} ({}) must be a number of bytes, such as 8GiB, 512MiB or 1000000", option, text));
@@ -67,8 +79,8 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
     const std::size_t comma = std::min(text.find(','), text.size());
     std::int64_t value = 0;
     if (!parse_whole(text.substr(0, comma), value)) {
-      throw InvalidArgument(
-          fmt::format("{} must be whole numbers separated by commas, but entry {} is '{}'", option, values.size(), text.substr(0, comma)));
+      throw InvalidArgument(fmt::format("{} must be whole numbers separated by commas, but entry {} is '{}'", option,
+                                        values.size(), text.substr(0, comma)));
     }
     values.push_back(value);
     if (comma == text.size()) return values;
