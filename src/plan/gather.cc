@@ -46,6 +46,13 @@ class Gather {
   bool complete_k_;
   std::vector<Guest> queries_;
   std::vector<Guest> keys_;
+  // Own rows that a peer works with.
+  struct Lent {
+    int peer = 0;
+    bool queries = false;
+    std::vector<Box> boxes;
+  };
+  std::vector<Lent> lent_;
   // What was packed for one peer serves every other one that reads the same rows.
   struct Packed {
     std::vector<Box> boxes;
@@ -142,11 +149,14 @@ void Gather::send_inputs() {
   for (int t = 1; t < ranks_; ++t) {
     const int peer = (rank_ + t) % ranks_;
     for (const bool queries : {false, true}) {
-      const std::vector<Box> boxes = reads(peer, rank_, queries);
+      std::vector<Box> boxes = reads(peer, rank_, queries);
+      if (boxes.empty()) continue;
       const std::vector<Part> parts = queries ? pass_.query_inputs() : pass_.key_inputs();
-      if (boxes.empty() || parts.empty()) continue;
-      const RegionId region = staging_for(boxes, parts, queries ? pass_.own_q() : pass_.own_k());
-      builder_.send(0, queries ? 1 : 0, peer, region, builder_.bundle(boxes, parts), rank_, TransferOp::copy);
+      if (!parts.empty()) {
+        const RegionId region = staging_for(boxes, parts, queries ? pass_.own_q() : pass_.own_k());
+        builder_.send(0, queries ? 1 : 0, peer, region, builder_.bundle(boxes, parts), rank_, TransferOp::copy);
+      }
+      lent_.push_back({peer, queries, std::move(boxes)});
     }
   }
 }
@@ -225,20 +235,16 @@ void Gather::return_keys() {
 }
 
 void Gather::take_results() {
-  for (int t = 1; t < ranks_; ++t) {
-    const int peer = (rank_ + t) % ranks_;
-    for (const bool queries : {true, false}) {
-      const std::vector<Part> parts = queries ? pass_.query_results(complete_q_) : pass_.key_results(complete_k_);
-      const std::vector<Box> boxes = reads(peer, rank_, queries);
-      if (boxes.empty() || parts.empty()) continue;
-      const bool complete = queries ? complete_q_ : complete_k_;
-      const TransferOp op = complete ? TransferOp::copy : (queries ? TransferOp::merge : TransferOp::add);
-      const std::int32_t bundle = builder_.bundle(boxes, parts);
-      const RegionId region = builder_.region("results of a peer", Component::staging);
-      builder_.receive(2, queries ? 0 : 1, peer, region, bundle, rank_, op);
-      pass_.take_in(builder_.stage(3, "take in").before, builder_.place(bundle, region), parts, op,
-                    queries ? pass_.own_q() : pass_.own_k());
-    }
+  for (const Lent& lent : lent_) {
+    const std::vector<Part> parts = lent.queries ? pass_.query_results(complete_q_) : pass_.key_results(complete_k_);
+    if (parts.empty()) continue;
+    const bool complete = lent.queries ? complete_q_ : complete_k_;
+    const TransferOp op = complete ? TransferOp::copy : (lent.queries ? TransferOp::merge : TransferOp::add);
+    const std::int32_t bundle = builder_.bundle(lent.boxes, parts);
+    const RegionId region = builder_.region("results of a peer", Component::staging);
+    builder_.receive(2, lent.queries ? 0 : 1, lent.peer, region, bundle, rank_, op);
+    pass_.take_in(builder_.stage(3, "take in").before, builder_.place(bundle, region), parts, op,
+                  lent.queries ? pass_.own_q() : pass_.own_k());
   }
 }
 

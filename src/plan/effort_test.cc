@@ -1,0 +1,80 @@
+// What planning costs, counted: slices that the lowering visits, tasks, stages. Times are in plan_bench.
+#include <gtest/gtest.h>
+
+#include "pattern/lower.h"
+#include "plan/plan_data.h"
+#include "ringspan/plan.h"
+
+namespace ringspan {
+namespace {
+
+Problem long_net(std::int64_t tokens, int ranks, const char* pattern = "dilated:geometric(2048,4,5)") {
+  Problem p;
+  p.tokens_q = p.tokens_k = tokens;
+  p.heads = p.kv_heads = 8;
+  p.ranks = ranks;
+  p.pattern = Pattern::parse(pattern);
+  return p;
+}
+
+constexpr std::int64_t kMillion = 1'048'576;
+
+// Slices that hold a query of the rank: the least that any planner must look at.
+std::int64_t own_slices(const Problem& p, int rank) {
+  const Shard shard = make_shard(p.sharding_q, p.tokens_q, p.ranks, rank);
+  Restriction restriction = unrestricted(p);
+  restriction.q_begin = shard.pieces.front().first;
+  restriction.q_end = shard.pieces.back().end();
+  return static_cast<std::int64_t>(lower(p, restriction).size());
+}
+
+TEST(Effort, FollowsTheRanksOwnTasks) {
+  const Problem p = long_net(kMillion, 64);
+  for (const Strategy strategy : {Strategy::exchange, Strategy::all_gather, Strategy::pass_q}) {
+    PlanOptions options;
+    options.strategy = strategy;
+    for (const int rank : {0, 31, 32, 63}) {
+      const Plan plan = make_plan(p, options, rank);
+      const std::int64_t own = own_slices(p, rank);
+      for (const internal::Program* program : {&plan.data().forward, &plan.data().backward}) {
+        const auto tasks = static_cast<std::int64_t>(program->attend_items.size());
+        // Each slice is met once per owner of its keys, from both ends, and once more for the tasks.
+        EXPECT_LE(program->visited_slices, 3 * (tasks + own)) << to_string(strategy) << " rank " << rank;
+        EXPECT_LE(tasks, 16 * own);
+      }
+    }
+  }
+}
+
+// Twice the tokens on twice the ranks are twice the slices, but not for one rank.
+TEST(Effort, DoesNotGrowWithTheWorld) {
+  const auto visited = [](std::int64_t tokens, int ranks) {
+    PlanOptions options;
+    options.strategy = Strategy::exchange;
+    return make_plan(long_net(tokens, ranks), options, 40).data().forward.visited_slices;
+  };
+  EXPECT_EQ(visited(2 * kMillion, 128), visited(kMillion, 64));
+  EXPECT_EQ(visited(1024 * kMillion, 65'536), visited(kMillion, 64));
+}
+
+// Two far pieces do not cost what lies between them.
+TEST(Effort, ZigzagLooksAtItsPiecesOnly) {
+  Problem p = long_net(kMillion, 64, "dilated:2048x1");
+  p.sharding_q = p.sharding_k = Sharding::parse("zigzag");
+  PlanOptions options;
+  options.strategy = Strategy::all_gather;
+  EXPECT_LE(make_plan(p, options, 0).data().forward.visited_slices, 20);
+}
+
+// A rank that reads every 256th row of a chunk gets them in one message.
+TEST(Effort, FewMessagesForSparseReads) {
+  Problem p = long_net(kMillion, 64, "dilated:1048576x256");
+  PlanOptions options;
+  options.strategy = Strategy::exchange;
+  const Plan plan = make_plan(p, options, 5);
+  EXPECT_LT(plan.bucket_rows(), kMillion / 64);
+  for (const PeerBytes& peer : plan.traffic(Pass::forward)) EXPECT_LE(peer.received_messages, 1);
+}
+
+}  // namespace
+}  // namespace ringspan
