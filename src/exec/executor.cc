@@ -13,10 +13,8 @@
 namespace ringspan::internal {
 namespace {
 
-// Rounds of the plan are offsets: the messages of an execution are numbered from its call number.
-constexpr int kRoundBits = 28;
 constexpr std::uint64_t kCallMask = (std::uint64_t{1} << 32) - 1;
-static_assert(kPlanRounds == 0 && (kCallMask + 1) << kRoundBits <= kPlanRoundsEnd);
+static_assert(kPlanRounds == 0 && (kCallMask + 1) << kPlanRoundBits <= kPlanRoundsEnd);
 
 kernels::AttendParams params_of(const PlanData& plan) {
   const Problem& problem = plan.problem;
@@ -99,7 +97,7 @@ void Executor::prepare(Pass pass) {
     calls_.reserve(std::max(calls_.capacity(), stage.before.size() + stage.compute.size()));
     requests_.reserve(std::max(requests_.capacity(), stage.rounds.size()));
     for (const Round& round : stage.rounds) {
-      RINGSPAN_CHECK(round.number < (std::uint64_t{1} << kRoundBits));
+      RINGSPAN_CHECK(round.number < (std::uint64_t{1} << kPlanRoundBits));
       for (const Transfer& transfer : round.transfers) {
         state.messages.push_back({transfer.send ? Message::Direction::send : Message::Direction::receive, transfer.peer,
                                   arena_.data() + transfer.offset, transfer.bytes});
@@ -214,7 +212,7 @@ void Executor::post(const Stage& stage) {
     if (round.transfers.empty()) continue;
     const std::span<const Message> batch(pass_->messages.data() + next_message_, round.transfers.size());
     next_message_ += batch.size();
-    requests_.push_back(communicator_.post((call_number_ & kCallMask) << kRoundBits | round.number, batch));
+    requests_.push_back(communicator_.post((call_number_ & kCallMask) << kPlanRoundBits | round.number, batch));
     for (const Message& message : batch) {
       (message.direction == Message::Direction::send ? pass_->stats.sent_bytes : pass_->stats.received_bytes) += message.bytes;
     }
@@ -242,6 +240,7 @@ void Executor::enqueue(const Launch& launch) {
 
 // Waits for everything launched so far.
 void Executor::drain() {
+  if (queue_->memory_space() != MemorySpace::host) communicator_.progress();  // the kernels have begun, or will: move messages
   queue_->wait(queue_->record(), [this] { communicator_.progress(); });
 }
 

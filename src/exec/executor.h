@@ -32,6 +32,9 @@
 
 namespace ringspan::internal {
 
+// Rounds of a plan are offsets: the messages of an execution carry (call number << kPlanRoundBits) + round of the plan.
+inline constexpr int kPlanRoundBits = 28;
+
 class Executor {
  public:
   // `plan` must be this rank's. Throws InvalidArgument where plan, communicator, options or arena do not fit together.

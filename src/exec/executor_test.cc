@@ -37,6 +37,7 @@ class HandMade {
     problem.ranks = ranks;
     data_->rank = rank;
     data_->shard_q = data_->shard_k = Shard{{{kRows * rank, 1, kRows}}, {0}, kRows};
+    data_->options.attend_kernel = "reference";  // needs no scratch
     data_->fingerprint = 77;
     build(ranks, rank);
   }
@@ -95,7 +96,7 @@ class HandMade {
     const std::int64_t slot_bytes = kRows * kKvHeads * (kDim + kDimV) * 4;
     const std::int64_t slots[2] = {region(slot_bytes), region(slot_bytes)};
     kernels::AttendShape shape{DType::float32, kDim, kDimV, kHeads / kKvHeads, false, false, false, 1};
-    program_->scratch_offset = region(kernels::select_attend(shape).scratch_bytes(shape));
+    program_->scratch_offset = region(kernels::select_attend(shape, "reference").scratch_bytes(shape));
     const std::int32_t q = view(TensorKind::q, kDim);
     const std::int32_t k = view(TensorKind::k, kDim);
     const std::int32_t v = view(TensorKind::v, kDimV);
