@@ -188,7 +188,7 @@ class Report(ProgramTest):
         )  # fmt: skip
         fields = {
             "version", "problem", "input", "output", "ranks", "transport", "strategy", "bucket_rows", "threads", "seconds",
-            "forward_seconds", "backward_seconds", "tokens_per_second", "flops", "gigaflops_per_second", "notes", "by_rank",
+            "forward_seconds", "backward_seconds", "tokens_per_second", "flops", "gigaflops_per_second", "one_rank_memory_bytes", "notes", "by_rank",
             "compared", "verification",
         }  # fmt: skip
         self.assertEqual(set(report), fields)
@@ -221,7 +221,7 @@ class Report(ProgramTest):
             "run", "--input", self.source(), "--output", self.path("out.safetensors"), "--pattern", "causal", "--ranks", 2,
             "--strategy", "ring", "--grad", "ones", "--compare", 1, "--verify",
         )  # fmt: skip
-        for words in ("tokens/s", "flop/s", "waiting", "speed-up", "efficiency", "every element agrees against float64", "rank 1",
+        for words in ("tokens/s", "flop/s", "waiting", "speed-up", "efficiency", "agrees with float64 on every element", "rank 1",
                       "buckets", "to 1", "by rank 0", self.path("out.safetensors")):  # fmt: skip
             self.assertIn(words, result.stdout)
         self.assertEqual(result.stderr, "")  # progress is for terminals

@@ -100,7 +100,7 @@ class Tools(ProgramTest):
             self.assertEqual(len(report["one_rank"]["seconds"]), 3)
             self.assertGreater(report["speed_up"], 0)
         text = self.run_program("bench", "--tokens", 64, "--heads", 2, "--ranks", 2, "--repetitions", 2, "--forward-only").stdout
-        for words in ("agrees against float64", "median of 2", "2 ranks", "1 rank", "speed-up"):
+        for words in ("agrees with float64", "median of 2", "2 ranks", "1 rank", "speed-up"):
             self.assertIn(words, text)
 
     def test_inspect(self):

@@ -171,6 +171,7 @@ void run_rank(const Problem& problem, const PlanOptions& plan_options, const Inp
   ProgressLine line(options.show_progress && rank == 0);
   RankWork work(plan, inputs, layout);
   WatchedCommunicator watched(communicator, plan, &line);
+  watched.set_prefix(options.progress_prefix);
   Attention attention(plan, watched, options.execute);
   for (int i = 0; i < options.warm_up; ++i) work.run(attention, watched);
   const std::span<RankReport> reports = board.reports(rank);

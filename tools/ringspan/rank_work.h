@@ -81,6 +81,7 @@ struct WorldReport {
 struct WorldOptions {
   bool processes = false;
   bool show_progress = false;
+  std::string progress_prefix;
   ExecuteOptions execute;
   int warm_up = 0;      // executions before the one that is reported
   int repetitions = 1;  // the median is reported

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <thread>
 
 #include "text.h"
 
@@ -42,7 +43,9 @@ std::string plan_text(const RunReport& report) {
   if (!(problem.sharding_k == problem.sharding_q)) text += fmt::format(" (keys: {})", problem.sharding_k.to_string());
   if (problem.replicated_q) text += ", queries on every rank";
   if (plan.bucket_rows() > 0) text += fmt::format(", buckets of {} rows", count_text(plan.bucket_rows()));
-  return text + fmt::format(", {} thread{} each", plan.options().threads, plan.options().threads == 1 ? "" : "s");
+  const unsigned cores = std::thread::hardware_concurrency();
+  return text + fmt::format(", {} thread{} each on {} core{}", plan.options().threads, plan.options().threads == 1 ? "" : "s",
+                            cores, cores == 1 ? "" : "s");
 }
 
 // Columns: rank 0, 1, ... or smallest and largest; rows: components of memory.
@@ -81,6 +84,16 @@ std::string memory_table(const RunReport& report) {
   }
   row("all", totals);
   return text;
+}
+
+std::string memory_text(const RunReport& report) {
+  std::int64_t most = 0;
+  for (const Plan& plan : report.plans) most = std::max(most, plan.memory_bytes(last_pass(plan)));
+  const auto bytes = static_cast<double>(most);
+  if (report.plan.problem().ranks == 1) return line("memory", bytes_text(bytes));
+  const auto one = static_cast<double>(report.one_rank_bytes);
+  return line("memory", fmt::format("{} on the rank that needs most, {} of the {} that one rank alone would need",
+                                    bytes_text(bytes), percent_text(one > 0 ? bytes / one : 0), bytes_text(one)));
 }
 
 std::string traffic_table(const RunReport& report) {
@@ -197,6 +210,7 @@ std::string to_text(const RunReport& report) {
                                      report.compared_ranks, report.compared_ranks == 1 ? "" : "s", speed_up,
                                      percent_text(speed_up * report.compared_ranks / problem.ranks)));
   }
+  text += memory_text(report);
   if (report.sequential) {
     text += line("resident", fmt::format("{} at the peak; forecast for one rank {}",
                                          bytes_text(static_cast<double>(report.sequential->peak_bytes)),
@@ -231,6 +245,7 @@ std::string to_json(const RunReport& report) {
             {"tokens_per_second", seconds > 0 ? tokens / seconds : 0.0},
             {"flops", report.flops()},
             {"gigaflops_per_second", seconds > 0 ? report.flops() / seconds / 1e9 : 0.0},
+            {"one_rank_memory_bytes", report.one_rank_bytes},
             {"notes", report.notes}};
   for (int rank = 0; rank < problem.ranks; ++rank) json["by_rank"].push_back(json_of(report, rank));
   if (report.compared) {

@@ -21,6 +21,7 @@ struct RunReport {
   std::string transport;  // threads, processes or sequential
   std::string problem_line;
   std::vector<std::string> notes;
+  std::int64_t one_rank_bytes = 0;  // that one rank would need for the same problem
   WorldReport world;
   std::optional<SequentialReport> sequential;
   int compared_ranks = 0;

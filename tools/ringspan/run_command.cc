@@ -183,6 +183,7 @@ class Run {
     PlanOptions resolved = report.plan.options();
     resolved.memory_budget = 0;
     for (int rank = 0; rank < problem().ranks; ++rank) report.plans.push_back(make_plan(problem(), resolved, rank));
+    report.one_rank_bytes = one_rank_bytes();
     report.input = options_.input;
     report.transport = options_.sequential ? "sequential" : options_.transport.empty() ? "threads" : options_.transport;
     report.problem_line = io::print_problem(problem());
@@ -202,9 +203,10 @@ class Run {
     return report;
   }
 
-  void compare(RunReport& report) {
+  // The problem on another number of ranks, planned anew; lists of positions hold for the one they were made for.
+  std::pair<Problem, PlanOptions> on(int ranks) const {
     Problem other = problem();
-    other.ranks = options_.compare;
+    other.ranks = ranks;
     if (other.sharding_q.kind == ShardingKind::explicit_lists) other.sharding_q = {};
     if (other.sharding_k.kind == ShardingKind::explicit_lists) other.sharding_k = {};
     PlanOptions plan;
@@ -212,13 +214,26 @@ class Run {
     plan.threads = plan_options().threads;
     plan.attend_kernel = plan_options().attend_kernel;
     plan.attend_backward_kernel = plan_options().attend_backward_kernel;
+    return {other, plan};
+  }
+
+  std::int64_t one_rank_bytes() const {
+    const auto [one, plan] = on(1);
+    return make_plan(one, plan, 0).memory_bytes(plan.backward ? Pass::backward : Pass::forward);
+  }
+
+  void compare(RunReport& report) {
+    const auto [other, plan] = on(options_.compare);
     WorldOptions world;
     world.show_progress = true;
+    world.progress_prefix = fmt::format("{} rank{} for comparison, ", other.ranks, other.ranks == 1 ? "" : "s");
     report.compared_ranks = options_.compare;
     report.compared = run_world(other, plan, file_.inputs(), file_.layout(), world, nullptr);
   }
 
   void verify(RunReport& report, const io::SafetensorsWriter& writer) {
+    ProgressLine line(true);
+    line.say("verifying against float64");
     const io::SafetensorsReader written = open_safetensors(writer.temporary_path());
     report.verification = verify_outputs(problem(), file_.inputs(), file_.layout(), outputs_of(written), 1);
   }

@@ -20,7 +20,7 @@ using oracle::Arithmetic;
 using oracle::Row;
 
 // Multiply-adds per element of a pair, of both arithmetics; some seconds on one core.
-constexpr double kDenseWork = 3e9;
+constexpr double kDenseWork = 1e10;
 constexpr double kSampledWork = 1e9;
 constexpr int kSampledQueries = 64;
 constexpr int kSampledKeys = 24;
@@ -100,7 +100,8 @@ Sample draw_sample(const Problem& problem, bool backward, std::uint64_t seed) {
   Sample sample;
   if (problem.tokens_q > 0) {
     sample.queries = {{0, 0, 0}, {problem.batch - 1, problem.heads - 1, problem.tokens_q - 1}};
-    for (int n = 2; n < kSampledQueries; ++n) sample.queries.push_back(draw(random, problem.batch, problem.heads, problem.tokens_q));
+    for (int n = 2; n < kSampledQueries; ++n)
+      sample.queries.push_back(draw(random, problem.batch, problem.heads, problem.tokens_q));
   }
   if (!backward || problem.tokens_k == 0) return sample;
   double left = kSampledWork / width_of(problem);
@@ -173,8 +174,8 @@ void verify_sample(Verification& result, const Problem& problem, const oracle::I
 
 }  // namespace
 
-Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed,
-                            bool rounded_o) {
+Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs,
+                            std::uint64_t seed, bool rounded_o) {
   const auto begin = std::chrono::steady_clock::now();
   const bool backward = outputs.dq != nullptr;
   OracleInputs oracle_inputs(problem, inputs, layout, backward);
@@ -192,13 +193,19 @@ Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout
 }
 
 std::string to_text(const Verification& verification) {
-  const std::string what = verification.sampled
-                               ? fmt::format("{} query rows and {} key rows, with all they depend on,", verification.query_rows,
-                                             verification.key_rows)
-                               : "every element";
-  std::string text = fmt::format("{} {} against float64 in {}\n", what, verification.passed ? "agrees" : "DISAGREES",
-                                 seconds_text(verification.seconds));
-  for (const oracle::Comparison& c : verification.comparisons) text += "  " + oracle::to_string(c) + "\n";
+  std::string text = verification.passed ? "agrees with float64" : "DISAGREES with float64";
+  text += verification.sampled ? fmt::format(" on {} query rows and {} key rows, with all that they depend on",
+                                             verification.query_rows, verification.key_rows)
+                               : " on every element";
+  text += fmt::format(" ({})\n", seconds_text(verification.seconds));
+  text += fmt::format("  {:<20}{:>12}{:>12}{:>12}\n", "", "elements", "max error", "naive has");
+  for (const oracle::Comparison& c : verification.comparisons) {
+    text += fmt::format("  {:<20}{:>12}{:>12.1e}{:>12.1e}{}\n", c.name, count_text(c.elements), c.max_error, c.max_naive_error,
+                        c.passed ? "" : "  FAILED");
+  }
+  for (const oracle::Comparison& c : verification.comparisons) {
+    if (!c.passed) text += "  " + oracle::to_string(c) + "\n";
+  }
   return text;
 }
 

@@ -32,10 +32,10 @@ struct Verification {
 };
 
 // `rounded_o`: the backward pass took delta from an o of 16 bits (PlanOptions::keep_o_float32 off).
-Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs, std::uint64_t seed,
-                            bool rounded_o = false);
+Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs,
+                            std::uint64_t seed, bool rounded_o = false);
 
-// "verified      every element against float64: ok" and a line per tensor.
+// "agrees with float64 on every element (1.2 s)" and a table: largest errors beside those of the naive same-dtype computation.
 std::string to_text(const Verification& verification);
 
 }  // namespace ringspan::cli

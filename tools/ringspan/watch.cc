@@ -76,6 +76,13 @@ void ProgressLine::show(const std::string& what, double share, double seconds) {
   std::fflush(stderr);
 }
 
+void ProgressLine::say(const std::string& what) {
+  if (!enabled_) return;
+  shown_ = true;
+  fmt::print(stderr, "\r\033[K{} ...", what);
+  std::fflush(stderr);
+}
+
 void ProgressLine::clear() {
   if (!shown_) return;
   fmt::print(stderr, "\r\033[K");

@@ -42,6 +42,8 @@ class ProgressLine {
 
   // Prints at most ten times a second. `share` < 0: unknown.
   void show(const std::string& what, double share, double seconds);
+  // Without a clock: for what does not report progress.
+  void say(const std::string& what);
   void clear();
 
  private:
