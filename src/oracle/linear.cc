@@ -38,10 +38,20 @@ inline __attribute__((always_inline)) void dot_all(const Real* vector, const Rea
   for (std::size_t x = 0; x < list.size(); ++x) out[x] = dot(vector, rows + list[x] * width, width);
 }
 
+// Four rows at a time, so that `out` is loaded and stored once for four of them.
 template <typename Real>
 inline __attribute__((always_inline)) void gather_all(const Real* weights, const Real* rows, std::size_t width, RowList list,
-                                                      Real* out) {
-  for (std::size_t x = 0; x < list.size(); ++x) add_scaled(weights[x], rows + list[x] * width, width, out);
+                                                      Real* __restrict out) {
+  std::size_t x = 0;
+  for (; x + 4 <= list.size(); x += 4) {
+    const Real* a = rows + list[x] * width;
+    const Real* b = rows + list[x + 1] * width;
+    const Real* c = rows + list[x + 2] * width;
+    const Real* d = rows + list[x + 3] * width;
+    const Real wa = weights[x], wb = weights[x + 1], wc = weights[x + 2], wd = weights[x + 3];
+    for (std::size_t i = 0; i < width; ++i) out[i] += (wa * a[i] + wb * b[i]) + (wc * c[i] + wd * d[i]);
+  }
+  for (; x < list.size(); ++x) add_scaled(weights[x], rows + list[x] * width, width, out);
 }
 
 template <typename Real>
