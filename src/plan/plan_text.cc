@@ -152,7 +152,8 @@ void append_stages(std::string& out, const Program& program) {
       const std::size_t index = run.first + i;
       std::string repeat;
       if (run.count > 1) {
-        repeat = run.period == 1 ? fmt::format(" x {}", run.count) : fmt::format(" x {} (every {}th)", run.count, run.period);
+        repeat =
+            run.period == 1 ? fmt::format(" x {}", run.count) : fmt::format(" x {} (every {} stages)", run.count, run.period);
       }
       text.push_back(fmt::format("    stage {}{}: {}\n", index, repeat, lines[index]));
     }

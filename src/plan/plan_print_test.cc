@@ -1,0 +1,155 @@
+// Plans as text and as JSON.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <nlohmann/json.hpp>
+
+#include "plan/plan_data.h"
+#include "ringspan/plan.h"
+
+namespace ringspan {
+namespace {
+
+using nlohmann::json;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+Problem problem(const char* pattern = "causal", std::int64_t tokens = 4096, int ranks = 4) {
+  Problem p;
+  p.tokens_q = p.tokens_k = tokens;
+  p.heads = 8;
+  p.kv_heads = 2;
+  p.ranks = ranks;
+  p.pattern = Pattern::parse(pattern);
+  return p;
+}
+
+Plan plan_of(const Problem& p, Strategy strategy, int rank) {
+  PlanOptions options;
+  options.strategy = strategy;
+  return make_plan(p, options, rank);
+}
+
+TEST(PlanText, SaysWhatARankDoes) {
+  const std::string text = plan_of(problem(), Strategy::exchange, 2).to_string();
+  EXPECT_THAT(text, HasSubstr("plan of rank 2 of 4\n"));
+  EXPECT_THAT(text,
+              HasSubstr("problem   causal; batch 1, 4096 queries x 4096 keys, 8 heads (2 kv), head_dim 64 (v 64), float32"));
+  EXPECT_THAT(text, HasSubstr("sharding  queries contiguous: 1024 rows here; keys contiguous: 1024 rows here"));
+  EXPECT_THAT(text, HasSubstr("strategy  exchange, buckets of 256 rows: the owner of the query computes"));
+  EXPECT_THAT(text, HasSubstr("work    20975616 pairs in 9 tasks, 5.37 GFLOP"));
+  EXPECT_THAT(text, HasSubstr("caller's tensors 5.031 MiB: q 2 MiB, k 512 KiB, v 512 KiB, o 2 MiB, lse 32 KiB"));
+  // Two chunks of 1,024 rows of k and v, 2 heads of 64: 2 MiB.
+  EXPECT_THAT(text, HasSubstr("bytes   sends 1048576 in 4 messages, receives 2097152 in 8"));
+  EXPECT_THAT(text, HasSubstr("rank 1: sends 0 in 0, receives 1048576 in 4"));
+  EXPECT_THAT(text, HasSubstr("meanwhile attend 1 (2097152 pairs)"));
+  EXPECT_THAT(text, HasSubstr("\n  backward\n"));
+  EXPECT_THAT(text, Not(HasSubstr("rejected")));
+}
+
+TEST(PlanText, FoldsWhatRepeats) {
+  PlanOptions options;
+  options.strategy = Strategy::ring;
+  options.bucket_rows = 16;
+  const std::string text = make_plan(problem("full", 65'536), options, 1).to_string();
+  EXPECT_THAT(text, HasSubstr(" x 1023 (every 3 stages): "));
+  EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 80);
+}
+
+TEST(PlanText, NamesTheRejected) {
+  const std::string text = make_plan(problem(), {}, 0).to_string();
+  EXPECT_THAT(text, HasSubstr("  rejected  local:1: slower by the cost model"));
+  EXPECT_THAT(text, HasSubstr("on this rank by the model: 100 GFLOP/s, 4.657 GiB/s received, 20 us per message"));
+}
+
+TEST(PlanText, NamesTheExtras) {
+  Problem p = problem("documents & causal", 100);
+  p.cu_seqlens_q = {0, 40, 100};
+  p.sinks = true;
+  p.dropout = 0.5F;
+  p.replicated_q = true;
+  p.dtype = DType::bfloat16;
+  const std::string text = plan_of(p, Strategy::pass_q, 0).to_string();
+  EXPECT_THAT(text, HasSubstr("2 documents"));
+  EXPECT_THAT(text, HasSubstr("with sinks dropout 0.5 (seed 0)"));
+  EXPECT_THAT(text, HasSubstr("contiguous (replicated)"));
+  EXPECT_THAT(text, HasSubstr("saved"));
+}
+
+TEST(PlanJson, IsTheWholePlan) {
+  for (const Strategy strategy : {Strategy::ring, Strategy::ulysses, Strategy::pass_q}) {
+    Problem p = problem("dilated:512x1,2048x4 & causal");
+    p.sinks = true;
+    p.sharding_k = Sharding::parse("zigzag");
+    const Plan plan = plan_of(p, strategy, 1);
+    const json j = json::parse(plan.to_json());
+    EXPECT_EQ(j["schema"], 1);
+    EXPECT_EQ(j["rank"], 1);
+    EXPECT_EQ(j["problem"]["pattern"], p.pattern.to_string());
+    EXPECT_EQ(j["problem"]["sharding_k"], "zigzag");
+    EXPECT_EQ(j["options"]["strategy"], to_string(strategy));
+    EXPECT_EQ(j["options"]["bucket_rows"], plan.bucket_rows());
+    EXPECT_EQ(j["arena_bytes"], plan.arena_bytes());
+    EXPECT_EQ(j["fingerprint"].get<std::string>().size(), 16U);
+    EXPECT_EQ(j["shard_k"].size(), 2U);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      const json& of_pass = j[pass == Pass::forward ? "forward" : "backward"];
+      std::int64_t received = 0, messages = 0;
+      for (const json& stage : of_pass["stages"]) {
+        for (const json& round : stage["rounds"]) {
+          for (const json& transfer : round["transfers"]) {
+            if (transfer["bundle"] >= 0) {
+              EXPECT_EQ(transfer["bytes"], of_pass["bundles"][transfer["bundle"].get<std::size_t>()]["bytes"]);
+            }
+            if (transfer["direction"] != "receive") continue;
+            received += transfer["bytes"].get<std::int64_t>();
+            ++messages;
+          }
+        }
+      }
+      for (const json& peer : of_pass["traffic"]) {
+        received -= peer["received_bytes"].get<std::int64_t>();
+        messages -= peer["received_messages"].get<std::int64_t>();
+      }
+      EXPECT_EQ(received, 0);
+      EXPECT_EQ(messages, 0);
+      std::int64_t memory = 0;
+      for (const json& line : of_pass["memory"]) memory += line["bytes"].get<std::int64_t>();
+      EXPECT_EQ(memory, plan.memory_bytes(pass));
+      for (const json& bundle : of_pass["bundles"]) {  // the boxes and the parts make the bytes
+        std::int64_t rows = 0, row_bytes = 0;
+        for (const json& box : bundle["boxes"]) {
+          rows += box["batch"][1].get<std::int64_t>() * box["heads"][2].get<std::int64_t>() *
+                  box["positions"][2].get<std::int64_t>();
+        }
+        for (const json& part : bundle["parts"]) {
+          row_bytes += part["width"].get<std::int64_t>() * (part["dtype"] == "float32" ? 4 : 2);
+        }
+        EXPECT_EQ(bundle["bytes"], rows * row_bytes);
+      }
+      std::int64_t attend = 0;
+      for (const json& stage : of_pass["stages"]) {
+        for (const char* when : {"before", "compute"}) {
+          for (const json& launch : stage[when]) {
+            if (launch["kind"].get<std::string>().rfind("attend", 0) == 0) attend += launch["items"].get<std::int64_t>();
+          }
+        }
+      }
+      EXPECT_EQ(of_pass["attend_items"], attend);
+      EXPECT_EQ(of_pass["regions"].empty(), false);
+    }
+    EXPECT_EQ(j["forward"]["pairs"], plan.pairs());
+  }
+}
+
+TEST(PlanJson, ForwardOnlyAndAutomatic) {
+  PlanOptions options;
+  options.backward = false;
+  const json j = json::parse(make_plan(problem(), options, 0).to_json());
+  EXPECT_TRUE(j["backward"].is_null());
+  EXPECT_EQ(j["rejected"].size(), 6U);
+  EXPECT_FALSE(j["rejected"][0]["reason"].get<std::string>().empty());
+}
+
+}  // namespace
+}  // namespace ringspan
