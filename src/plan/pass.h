@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <span>
 #include <vector>
@@ -13,6 +14,11 @@
 #include "plan/strategy.h"
 
 namespace ringspan::internal {
+
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+inline Progression heads_progression(int count) { return {0, 1, count}; }
+inline Progression heads_progression(HeadRange heads) { return {heads.begin, 1, heads.end - heads.begin}; }
 
 // The most stages of a streaming strategy: a round's number is at most twice its stage's, and stays below 2^24.
 inline constexpr std::int64_t kMaxStages = (std::int64_t{1} << 23) - (std::int64_t{1} << 20);
