@@ -61,7 +61,8 @@ struct ForwardTensors {
 };
 
 struct BackwardTensors {
-  ConstTensor q, k, v, o;
+  ConstTensor q, k, v;
+  ConstTensor o;  // not read, and may be null, where forward() kept it in float32 (PlanOptions::keep_o_float32)
   ConstTensor lse;
   ConstTensor d_out;
   ConstTensor dlse;  // optional (data == nullptr): float32 like lse

@@ -11,11 +11,6 @@
 namespace ringspan::internal {
 namespace {
 
-// The program of the pass reads this tensor (the o of backward is not read where forward saved it in float32).
-bool is_used(const Program& program, TensorKind kind) {
-  return std::any_of(program.views.begin(), program.views.end(), [&](const View& view) { return !view.in_arena && view.kind == kind; });
-}
-
 // Whether two elements may share memory: sorted by stride, each dimension must step over all the smaller ones together.
 void check_overlap(const TensorShape& shape, const Binding& binding, std::string_view name) {
   struct Dimension {
@@ -113,6 +108,17 @@ TensorShape shape_of(const PlanData& plan, TensorKind kind) {
   return shape;
 }
 
+bool is_touched(const Program& program, TensorKind kind) {
+  const auto is_of_kind = [&](const RowRef& ref) {
+    if (ref.view < 0) return false;
+    const View& view = program.views[static_cast<std::size_t>(ref.view)];
+    return !view.in_arena && view.kind == kind;
+  };
+  return std::any_of(program.row_items.begin(), program.row_items.end(), [&](const RowItem& item) {
+    return std::any_of(std::begin(item.operands), std::end(item.operands), is_of_kind);
+  });
+}
+
 Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {
   Bindings bindings;
   const auto input = [&](TensorKind kind, const ConstTensor& tensor) { bindings[kind] = check(plan, kind, tensor, true, false); };
@@ -127,7 +133,7 @@ Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {
   return bindings;
 }
 
-Bindings bind(const PlanData& plan, const BackwardTensors& tensors) {
+Bindings bind(const PlanData& plan, const BackwardTensors& tensors, bool reads_o) {
   Bindings bindings;
   const auto input = [&](TensorKind kind, const ConstTensor& tensor, bool required = true) {
     bindings[kind] = check(plan, kind, tensor, required, false);
@@ -136,7 +142,7 @@ Bindings bind(const PlanData& plan, const BackwardTensors& tensors) {
   input(TensorKind::q, tensors.q);
   input(TensorKind::k, tensors.k);
   input(TensorKind::v, tensors.v);
-  input(TensorKind::o, tensors.o, is_used(plan.backward, TensorKind::o));
+  input(TensorKind::o, tensors.o, reads_o);
   input(TensorKind::lse, tensors.lse);
   input(TensorKind::d_out, tensors.d_out);
   input(TensorKind::dlse, tensors.dlse, false);

@@ -37,7 +37,7 @@ kernels::AttendParams params_of(const PlanData& plan) {
 
 bool is_attend(LaunchKind kind) { return kind == LaunchKind::attend || kind == LaunchKind::attend_backward; }
 
-bool reads_saved(const Program& program) {
+bool has_saved(const Program& program) {
   return std::any_of(program.regions.begin(), program.regions.end(),
                      [](const Region& region) { return region.component == Component::saved && region.bytes > 0; });
 }
@@ -69,7 +69,10 @@ Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOp
       trace_(*plan_, options.trace),
       queue_(options.fake_device ? make_fake_device_queue(options.fake_device_seed) : make_cpu_queue()) {
   prepare(Pass::forward);
-  if (plan_->has_backward) prepare(Pass::backward);
+  if (!plan_->has_backward) return;
+  prepare(Pass::backward);
+  reads_o_ = is_touched(plan_->backward, TensorKind::o);
+  reads_saved_ = has_saved(plan_->backward);
 }
 
 Executor::~Executor() = default;
@@ -106,15 +109,22 @@ void Executor::prepare(Pass pass) {
   }
 }
 
-void Executor::forward(const ForwardTensors& tensors) { execute(Pass::forward, tensors); }
+void Executor::forward(const ForwardTensors& tensors) {
+  execute(Pass::forward, [&] { return bind(*plan_, tensors); });
+}
 
 void Executor::backward(const BackwardTensors& tensors) {
   if (!plan_->has_backward) throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
-  execute(Pass::backward, tensors);
+  execute(Pass::backward, [&] {
+    if (!has_forward_ && reads_saved_) {
+      throw InvalidArgument("backward() reads what forward() keeps in the arena, but forward() has not run");
+    }
+    return bind(*plan_, tensors, reads_o_);
+  });
 }
 
-template <typename Tensors>
-void Executor::execute(Pass pass, const Tensors& tensors) {
+template <typename Bind>
+void Executor::execute(Pass pass, const Bind& bind_tensors) {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
   const Clock::time_point begin = Clock::now();
   waiting_ = {};
@@ -123,10 +133,7 @@ void Executor::execute(Pass pass, const Tensors& tensors) {
   pass_->stats = {};
   std::exception_ptr own_error;
   try {
-    bindings_ = bind(*plan_, tensors);
-    if (pass == Pass::backward && !has_forward_ && reads_saved(plan_->backward)) {
-      throw InvalidArgument("backward() reads what forward() keeps in the arena, but forward() has not run");
-    }
+    bindings_ = bind_tensors();
   } catch (const InvalidArgument&) {
     own_error = std::current_exception();
   }

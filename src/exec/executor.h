@@ -69,8 +69,8 @@ class Executor {
   };
 
   void prepare(Pass pass);
-  template <typename Tensors>
-  void execute(Pass pass, const Tensors& tensors);
+  template <typename Bind>
+  void execute(Pass pass, const Bind& bind_tensors);
   void agree(Pass pass, const std::exception_ptr& own_error);
   void run();
   void run_stage(std::int32_t index, const Stage& stage);
@@ -109,6 +109,8 @@ class Executor {
   std::vector<Request> requests_;
 
   std::uint64_t call_number_ = 0;  // of both passes, the same on all ranks
+  bool reads_o_ = false;         // backward does
+  bool reads_saved_ = false;     // backward reads what forward keeps in the arena
   bool has_forward_ = false;
   std::exception_ptr failure_;
   std::unique_ptr<Queue> queue_;  // last: a device may still run calls when the rest is torn down

@@ -1,0 +1,169 @@
+// Bad input to Attention, one test per message; over several ranks all are told, and the communicator stays usable.
+#include <gtest/gtest.h>
+
+#include <array>
+#include <string>
+
+#include "api_testing/world.h"
+#include "ringspan/error.h"
+
+namespace ringspan::testing {
+namespace {
+
+Case make_case(int ranks) {
+  Case test;
+  test.problem.tokens_q = test.problem.tokens_k = 12;
+  test.problem.heads = test.problem.kv_heads = 2;
+  test.problem.head_dim = test.problem.head_dim_v = 8;
+  test.problem.ranks = ranks;
+  return test;
+}
+
+template <typename Expected, typename Function>
+void expect_throw(Function&& function, const std::string& text) {
+  try {
+    function();
+    ADD_FAILURE() << "nothing thrown; expected: " << text;
+  } catch (const Expected& error) {
+    EXPECT_NE(std::string(error.what()).find(text), std::string::npos) << error.what();
+  }
+}
+
+// What backward says about tensors that are right but for one thing.
+template <typename Spoil>
+void expect_backward_refuses(const Case& test, Spoil&& spoil, const std::string& text) {
+  const Whole whole(test);
+  run(test, whole, [&](Attention& attention, const RankTensors& tensors) {
+    attention.forward(tensors.forward());
+    BackwardTensors backward = tensors.backward();
+    spoil(backward);
+    expect_throw<InvalidArgument>([&] { attention.backward(backward); }, text);
+    attention.backward(tensors.backward());  // still usable
+  });
+}
+
+TEST(AttentionErrors, BackwardTensors) {
+  const Case test = make_case(1);
+  const auto null = [](const char* name) { return std::string(name) + ".data is null, but rank 0 holds 1 x 12 x 2 rows of it"; };
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.q.data = nullptr; }, null("q"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.k.data = nullptr; }, null("k"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.v.data = nullptr; }, null("v"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.o.data = nullptr; }, null("o"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.lse.data = nullptr; }, null("lse"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.d_out.data = nullptr; }, null("do"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.dq.data = nullptr; }, null("dq"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.dk.data = nullptr; }, null("dk"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.dv.data = nullptr; }, null("dv"));
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.dq.head_stride = 0; },
+                          "dq is written and must not overlap itself: its head stride (0) must be at least 8");
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.dk.data = t.dv.data; }, "dk is written and must not share memory with dv");
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.dlse = t.lse, t.dlse.data = static_cast<const std::byte*>(t.lse.data) + 1; },
+                          "dlse.data (");
+}
+
+TEST(AttentionErrors, GradientOfSinks) {
+  Case test = make_case(1);
+  test.problem.sinks = true;
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.dsinks = nullptr; }, "dsinks is null, but the problem has sinks = true");
+  expect_backward_refuses(test, [](BackwardTensors& t) { t.sinks = nullptr; }, "sinks is null, but the problem has sinks = true");
+  static float dsinks[2];
+  expect_backward_refuses(make_case(1), [](BackwardTensors& t) { t.dsinks = dsinks; },
+                          "dsinks is given, but the problem has sinks = false");
+}
+
+// In 16 bits backward reads the float32 o that forward kept, so it needs a forward, and no o.
+TEST(AttentionErrors, BackwardWithoutForward) {
+  Case test = make_case(2);
+  test.problem.dtype = DType::bfloat16;
+  const Whole whole(test);
+  run(test, whole, [](Attention& attention, const RankTensors& tensors) {
+    expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); },
+                                  "backward() reads what forward() keeps in the arena, but forward() has not run");
+    attention.forward(tensors.forward());
+    BackwardTensors backward = tensors.backward();
+    backward.o = {};
+    attention.backward(backward);
+  });
+}
+
+TEST(AttentionErrors, BackwardOfAForwardOnlyPlan) {
+  Case test = make_case(1);
+  test.options.backward = false;
+  run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
+    expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); }, "the plan has no backward pass");
+  });
+}
+
+// A tensor that is wrong on one rank is reported on all, with that rank's number; then all go on.
+TEST(AttentionErrors, TensorsOfOneRank) {
+  const Case test = make_case(3);
+  const Whole whole(test);
+  const Outputs outputs = run(test, whole, [](Attention& attention, const RankTensors& tensors) {
+    ForwardTensors forward = tensors.forward();
+    if (attention.plan().rank() == 1) forward.v.data = nullptr;
+    expect_throw<InvalidArgument>([&] { attention.forward(forward); }, "v.data is null, but rank 1 holds 1 x 4 x 2 rows");
+    forward_and_backward(attention, tensors);
+  });
+  EXPECT_EQ(judge(test, whole, outputs), "");
+}
+
+// One rank is at forward, the other at backward.
+TEST(AttentionErrors, DifferentPasses) {
+  const Case test = make_case(2);
+  run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
+    attention.forward(tensors.forward());
+    const auto next = [&] {
+      attention.plan().rank() == 0 ? attention.forward(tensors.forward()) : attention.backward(tensors.backward());
+    };
+    expect_throw<CommError>(next, "ranks disagree on the number of the execution");
+    forward_and_backward(attention, tensors);
+  });
+}
+
+TEST(AttentionErrors, PlansThatDoNotFit) {
+  run_thread_ranks(2, [](Communicator& communicator) {
+    const Case test = make_case(2);
+    const Plan own = make_plan(test.problem, test.options, communicator.rank());
+    expect_throw<InvalidArgument>([&] { Attention(make_plan(test.problem, test.options, 0), communicator); },
+                                  "the communicator is rank 1's, but the plan was made for rank 0");
+    expect_throw<InvalidArgument>([&] { Attention(make_plan(make_case(3).problem, {}, 0), communicator); },
+                                  "the communicator has 2 ranks, but the plan was made for 3");
+    Case other = test;
+    other.problem.pattern.causal = communicator.rank() == 1;
+    expect_throw<CommError>([&] { Attention(make_plan(other.problem, other.options, communicator.rank()), communicator); },
+                            "ranks disagree on the plan (fingerprint)");
+    const Attention attention(own, communicator);  // the communicator is as good as new
+  });
+}
+
+TEST(AttentionErrors, ArenaOfOneRank) {
+  run_thread_ranks(2, [](Communicator& communicator) {
+    const Case test = make_case(2);
+    const Plan plan = make_plan(test.problem, test.options, communicator.rank());
+    alignas(64) std::array<std::byte, 64> small;
+    const std::span<std::byte> arena = communicator.rank() == 0 ? std::span<std::byte>() : std::span<std::byte>(small);
+    expect_throw<InvalidArgument>([&] { Attention(plan, communicator, {}, arena); }, "arena has 64 bytes, but the plan needs");
+    const Attention attention(plan, communicator);
+  });
+}
+
+TEST(AttentionErrors, KernelNameOfOneRank) {
+  run_thread_ranks(2, [](Communicator& communicator) {
+    Case test = make_case(2);
+    if (communicator.rank() == 1) test.options.attend_kernel = "attend_f32_abacus";
+    expect_throw<InvalidArgument>([&] { Attention(test.problem, test.options, communicator); }, "attend_f32_abacus");
+    test.options.attend_kernel = "reference";
+    const Attention attention(test.problem, test.options, communicator);
+  });
+}
+
+TEST(AttentionErrors, BudgetOfOneRank) {
+  run_thread_ranks(2, [](Communicator& communicator) {
+    Case test = make_case(2);
+    if (communicator.rank() == 0) test.options.memory_budget = 1000;
+    expect_throw<OutOfBudget>([&] { Attention(test.problem, test.options, communicator); }, "no plan fits memory_budget (1000 bytes)");
+  });
+}
+
+}  // namespace
+}  // namespace ringspan::testing
