@@ -217,6 +217,8 @@ class Files(Errors):
             ({"d_out": normal((1, 8, 2, 4), 1), "dlse": normal((2, 8), 1)}, "dlse has shape (2, 8), expected 3 dimensions: (batch, heads, tokens)"),
         ]:
             self.fails_on(good, INPUT_OUTPUT, words, more=["--grad", self.write("grad.safetensors", tensors)])
+        swapped = self.write("swapped.safetensors", {"d_out": normal((1, 2, 8, 4), 1)}, {"layout": "bhsd"})
+        self.fails_on(good, INPUT_OUTPUT, "is bhsd by its metadata, but the input is bshd", more=["--grad", swapped])
         self.fails_on(good, ARGUMENTS, "--grad (random) must be a file, random:SEED or ones", more=["--grad", "random"])
         self.fails_on(good, ARGUMENTS, "--grad random:SEED (x) must be a whole number", more=["--grad", "random:x"])
 

@@ -69,6 +69,12 @@ class Faults(ProgramTest):
         for rank in ranks:
             self.assertFalse(os.path.exists(f"/proc/{rank}"), rank)
 
+    def test_control_c_reaches_all_processes_at_once(self):
+        process = self.start("--transport", "processes", start_new_session=True)
+        self.wait_for_work(process, True)
+        os.killpg(process.pid, signal.SIGINT)
+        self.assert_nothing_left(process, INTERRUPTED, "ringspan: error: interrupted")
+
     def test_a_second_interrupt_ends_at_once_and_cleans_up(self):
         process = self.start()
         self.wait_for_work(process, False)

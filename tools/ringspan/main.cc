@@ -100,39 +100,33 @@ int flushed(int code) {
   return kInputOutput;
 }
 
+// An interrupt shows in many ways, depending on what it hits.
+int failed(ExitCode code, const std::string& message) {
+  print_error(is_interrupted() ? "interrupted" : message);
+  return is_interrupted() ? kInterrupted : code;
+}
+
 int run_guarded(const std::function<int()>& body) {
   try {
     return flushed(body());
-  } catch (const Interrupted&) {
-    print_error("interrupted");
-    return kInterrupted;
   } catch (const InvalidArgument& error) {
-    print_error(error.what());
-    return kBadArguments;
+    return failed(kBadArguments, error.what());
   } catch (const Unsupported& error) {
-    print_error(error.what());
-    return kUnsupported;
+    return failed(kUnsupported, error.what());
   } catch (const OutOfBudget& error) {
-    print_error(error.what());
-    return kOutOfMemory;
+    return failed(kOutOfMemory, error.what());
   } catch (const CommError& error) {
-    print_error(error.what());
-    return kCommunication;
+    return failed(kCommunication, error.what());
   } catch (const DeviceError& error) {
-    print_error(error.what());
-    return kDevice;
+    return failed(kDevice, error.what());
   } catch (const Error& error) {  // FileError, and what the system refused
-    print_error(error.what());
-    return is_interrupted() ? kInterrupted : kInputOutput;
+    return failed(kInputOutput, error.what());
   } catch (const std::system_error& error) {  // fmt, printing
-    print_error(fmt::format("standard output: {}", error.what()));
-    return kInputOutput;
+    return failed(kInputOutput, fmt::format("standard output: {}", error.what()));
   } catch (const std::bad_alloc&) {
-    print_error("out of memory: use more ranks, --memory, or `run --sequential`");
-    return kOutOfMemory;
+    return failed(kOutOfMemory, "out of memory: use more ranks, --memory, or `run --sequential`");
   } catch (const std::exception& error) {
-    print_error(fmt::format("internal error, please report it: {}", error.what()));
-    return kInternal;
+    return failed(kInternal, fmt::format("internal error, please report it: {}", error.what()));
   }
 }
 

@@ -95,11 +95,16 @@ std::vector<std::int32_t> QkvFile::offsets(const std::string& name) const {
   return values;
 }
 
+std::optional<Layout> QkvFile::stated_layout(const io::SafetensorsReader& reader) {
+  const auto said = reader.metadata().find("layout");
+  if (said == reader.metadata().end()) return std::nullopt;
+  if (said->second == "batch,tokens,heads,head_dim" || said->second == "bshd") return Layout::bshd;
+  if (said->second == "batch,heads,tokens,head_dim" || said->second == "bhsd") return Layout::bhsd;
+  return std::nullopt;
+}
+
 void QkvFile::describe(ProblemOptions& options, std::optional<Layout> asked) {
-  const auto said = reader_.metadata().find("layout");
-  const bool metadata_bhsd =
-      said != reader_.metadata().end() && (said->second == "batch,heads,tokens,head_dim" || said->second == "bhsd");
-  layout_ = asked.value_or(metadata_bhsd ? Layout::bhsd : Layout::bshd);
+  layout_ = asked.value_or(stated_layout(reader_).value_or(Layout::bshd));
   inputs_.q = tensor(reader_, "q");
   inputs_.k = tensor(reader_, "k");
   inputs_.v = tensor(reader_, "v");
@@ -177,6 +182,10 @@ void QkvFile::describe_heads_vectors(Problem& problem) {
 void QkvFile::attach_gradient(const std::string& path, const Problem& problem) {
   gradient_reader_.emplace(open_safetensors(path));
   const char* name = gradient_reader_->find("d_out") == nullptr && gradient_reader_->find("do") != nullptr ? "do" : "d_out";
+  if (stated_layout(*gradient_reader_).value_or(layout_) != layout_) {
+    fail(path, "is {} by its metadata, but the input is {}", layout_ == Layout::bshd ? "bhsd" : "bshd",
+         layout_ == Layout::bshd ? "bshd" : "bhsd");
+  }
   inputs_.d_out = tensor(*gradient_reader_, name);
   const TensorShape expected = OutputShapes(problem, layout_).o;
   const TensorShape& shape = inputs_.d_out.shape;

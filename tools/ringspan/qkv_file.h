@@ -39,6 +39,7 @@ class QkvFile {
   const io::SafetensorsReader& reader() const { return reader_; }
 
  private:
+  static std::optional<Layout> stated_layout(const io::SafetensorsReader& reader);
   GlobalTensor tensor(const io::SafetensorsReader& reader, const std::string& name, bool per_row = false) const;
   std::vector<std::int32_t> offsets(const std::string& name) const;
   void describe_documents(ProblemOptions& options);
@@ -51,7 +52,7 @@ class QkvFile {
   std::vector<std::string> notes_;
 };
 
-// Calls `body` and turns what io throws into a FileError.
+// Opens a file and turns what io throws into a FileError.
 io::SafetensorsReader open_safetensors(const std::string& path);
 
 // The name of a dtype in a file: F32, BF16, F16.

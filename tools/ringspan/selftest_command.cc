@@ -58,30 +58,46 @@ std::byte content(int source, int destination, std::int64_t index) {
                                 static_cast<std::uint64_t>(index) * 7 + static_cast<std::uint64_t>(index >> 8));
 }
 
-// All ranks send to all at once; every byte that arrives is checked.
-void check_all_pairs(Exchange& exchange, std::int64_t bytes) {
+using Buffer = std::vector<std::byte>;
+
+void check(const Buffer& data, int source, int destination, int ranks) {
+  for (std::size_t i = 0; i < data.size(); ++i) {
+    if (data[i] == content(source, destination, static_cast<std::int64_t>(i))) continue;
+    throw CommError(fmt::format("rank {}/{}: byte {} of a message of {} bytes from rank {} arrived wrong", destination, ranks,
+                                i, data.size(), source));
+  }
+}
+
+// Every rank sends to the ranks at these distances, and hears from those at the opposite ones, at once.
+void check_distances(Exchange& exchange, std::int64_t bytes, int first, int last) {
   const int ranks = exchange.size();
-  const auto size = static_cast<std::size_t>(bytes);
-  std::vector<std::vector<std::byte>> out(static_cast<std::size_t>(ranks), std::vector<std::byte>(size));
-  auto in = out;
+  const int rank = exchange.rank();
+  const auto count = static_cast<std::size_t>(last - first + 1);
+  std::vector<Buffer> out(count, Buffer(static_cast<std::size_t>(bytes)));
+  std::vector<Buffer> in = out;
   std::vector<Message> batch;
-  for (int peer = 0; peer < ranks; ++peer) {
-    if (peer == exchange.rank()) continue;
-    auto& data = out[static_cast<std::size_t>(peer)];
-    for (std::size_t i = 0; i < size; ++i) data[i] = content(exchange.rank(), peer, static_cast<std::int64_t>(i));
-    batch.push_back({Message::Direction::send, peer, data.data(), bytes});
-    batch.push_back({Message::Direction::receive, peer, in[static_cast<std::size_t>(peer)].data(), bytes});
+  for (int distance = first; distance <= last; ++distance) {
+    const auto index = static_cast<std::size_t>(distance - first);
+    const int peer = (rank + distance) % ranks;
+    for (std::size_t i = 0; i < out[index].size(); ++i) out[index][i] = content(rank, peer, static_cast<std::int64_t>(i));
+    batch.push_back({Message::Direction::send, peer, out[index].data(), bytes});
+    batch.push_back({Message::Direction::receive, (rank + ranks - distance) % ranks, in[index].data(), bytes});
   }
   exchange.run(std::move(batch));
-  for (int peer = 0; peer < ranks; ++peer) {
-    if (peer == exchange.rank()) continue;
-    const auto& data = in[static_cast<std::size_t>(peer)];
-    for (std::size_t i = 0; i < size; ++i) {
-      if (data[i] == content(peer, exchange.rank(), static_cast<std::int64_t>(i))) continue;
-      throw CommError(fmt::format("rank {}/{}: byte {} of a message of {} bytes from rank {} arrived wrong", exchange.rank(),
-                                  ranks, i, bytes, peer));
-    }
+  for (int distance = first; distance <= last; ++distance) {
+    check(in[static_cast<std::size_t>(distance - first)], (rank + ranks - distance) % ranks, rank, ranks);
   }
+}
+
+// Small messages between all pairs at once; of large ones each rank holds one at a time.
+void check_all_pairs(Exchange& exchange, std::int64_t bytes) {
+  constexpr std::int64_t kSmall = 1 << 17;
+  const int last = exchange.size() - 1;
+  if (bytes <= kSmall) {
+    check_distances(exchange, bytes, 1, last);
+    return;
+  }
+  for (int distance = 1; distance <= last; ++distance) check_distances(exchange, bytes, distance, distance);
 }
 
 Pair measure(Exchange& exchange, int peer, bool first, std::vector<std::byte>& buffer) {
@@ -108,7 +124,7 @@ void test_rank(Communicator& communicator, Communicator::Seconds deadline, std::
   Exchange exchange(communicator, deadline);
   const int ranks = communicator.size();
   for (const std::int64_t bytes : kSizes) {
-    if (ranks > 1) check_all_pairs(exchange, bytes);
+    check_all_pairs(exchange, bytes);
   }
   std::vector<std::byte> buffer(static_cast<std::size_t>(kStreamedBytes));
   constexpr int kRounds = 2 * kPings + kStreamed + 1;
@@ -144,7 +160,7 @@ Result test_transport(const std::string& transport, int ranks, Communicator::Sec
 void print_text(const Result& result, int ranks) {
   fmt::print("{}: {} ranks, messages of 1 B to {} between all pairs arrived right\n", result.transport, ranks,
              bytes_text(static_cast<double>(kSizes.back())));
-  if (ranks > 1) fmt::print("  {:<12}{:>12}{:>16}\n", "pair", "latency", "bandwidth");
+  fmt::print("  {:<12}{:>12}{:>16}\n", "pair", "latency", "bandwidth");
   for (int a = 0; a < ranks; ++a) {
     for (int b = a + 1; b < ranks; ++b) {
       const Pair& pair = result.pairs[static_cast<std::size_t>(a * ranks + b)];

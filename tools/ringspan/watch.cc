@@ -24,8 +24,14 @@ std::atomic<int>* interrupt_flag = nullptr;
 static_assert(std::atomic<int>::is_always_lock_free);
 char doomed_file[4096] = {};
 
+volatile std::sig_atomic_t signals_seen = 0;  // by this process: a terminal sends Ctrl-C to all of them
+
 extern "C" void on_signal(int number) {
-  if (interrupt_flag->exchange(1) == 0) return;
+  interrupt_flag->store(1);
+  if (signals_seen == 0) {
+    signals_seen = 1;
+    return;
+  }
   if (doomed_file[0] != '\0') ::unlink(doomed_file);
   std::signal(number, SIG_DFL);
   ::raise(number);
