@@ -61,6 +61,14 @@ TEST_P(AttendBackwardTest, LongRows) {
   run_and_check(world, {world.whole(-kUnbounded, 220)}, "long rows", 2);
 }
 
+TEST_P(AttendBackwardTest, OptionsAcrossTiles) {
+  Spec s = spec(150, 500, 16);
+  s.q_step = 5, s.k_step = 3, s.q_first = 1000, s.diagonal = 7;
+  s.softcap = 8.0F, s.alibi_slope = 0.01F, s.dropout = 0.3F, s.output_scale = 0.5F;
+  World world(s);
+  run_and_check(world, {world.whole(-kUnbounded, 300)}, s.describe());
+}
+
 TEST_P(AttendBackwardTest, MaskedKeysHaveNoInfluence) {
   for (const auto& [lo, hi] :
        std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {

@@ -116,6 +116,21 @@ TEST_P(AttendTest, VisibleNanShowsInItsRowsOnly) {
   }
 }
 
+TEST_P(AttendTest, VisibleNanOfAKeyShowsThroughEveryOption) {
+  for (int option = 0; option < 8; ++option) {
+    Spec s = spec(40, 50, 16);
+    if ((option & 1) != 0) s.softcap = 5.0F;
+    if ((option & 2) != 0) s.alibi_slope = 0.1F;
+    if ((option & 4) != 0) s.dropout = 0.2F;
+    World world(s);
+    world.k.set(0, 30, 0, 5, std::nan(""));
+    run_kernel(kernel(), world, {world.whole(-kUnbounded, 0)});
+    for (std::int64_t row = 0; row < 40; ++row) {
+      EXPECT_EQ(std::isnan(world.l.get(0, row, 0, 0)), row >= 30) << row << " option " << option;
+    }
+  }
+}
+
 TEST_P(AttendTest, RowsWithoutKeysKeepTheirBits) {
   // Queries at odd positions, keys at multiples of four, band 0..1: every other row sees one key, the others none.
   Spec s = spec(100, 60, 16);
@@ -226,6 +241,30 @@ TEST_P(AttendTest, ManyTasksEqualOne) {
   }
   run_kernel(kernel(), world, parts, 2);
   expect_forward(world, {whole}, "pieces");
+}
+
+TEST_P(AttendTest, OptionsAcrossTiles) {
+  Spec s = spec(110, 600, 16);
+  s.q_step = 5, s.k_step = 3, s.q_first = 1000, s.diagonal = 7;
+  s.softcap = 8.0F, s.alibi_slope = 0.01F, s.dropout = 0.3F;
+  World world(s);
+  const std::vector<Part> parts{world.whole(-kUnbounded, 300)};
+  run_kernel(kernel(), world, parts);
+  expect_forward(world, parts, s.describe());
+}
+
+// Tasks whose keys begin at the same row, but are not the same: what is packed for one must not be taken for the next.
+TEST_P(AttendTest, TasksThatShareTheirFirstKey) {
+  World world(spec(60, 400, 16));
+  std::vector<Part> parts;
+  for (const auto& [count, stride] : std::vector<std::pair<int, int>>{{10, 1}, {40, 1}, {40, 2}, {40, 1}, {300, 1}, {300, 1}}) {
+    Part part = world.whole();
+    part.q_row = static_cast<std::int64_t>(parts.size()) * 10, part.q_count = 10;
+    part.k_row = 3, part.k_count = count, part.k_stride = stride;
+    parts.push_back(part);
+  }
+  run_kernel(kernel(), world, parts);
+  expect_forward(world, parts, "shared first key");
 }
 
 TEST_P(AttendTest, ManySmallDocuments) {

@@ -197,8 +197,8 @@ class UnitForward {
       s_.l[r] = *row_of<const float>(task.l, b, t, row + s_.index[r]);
       const float* acc = row_of<const float>(task.acc, b, t, row + s_.index[r]);
       float* copy = s_.acc + r * s_.acc_stride;
-      for (int e = 0; e < width; ++e) copy[e] = acc[e] + 0.0F;  // never -0: see tile.h
-      for (std::int64_t e = width; e < s_.acc_stride; ++e) copy[e] = 0.0F;
+      std::copy_n(acc, width, copy);
+      std::fill(copy + width, copy + s_.acc_stride, 0.0F);
     }
   }
 

@@ -2,7 +2,7 @@
 # function compiled for that instruction set which the linker may choose for the whole program, to crash on other machines.
 set(checked 0)
 foreach(object ${OBJECTS})
-  if(NOT object MATCHES "/tile_[a-z0-9]+\\.cc\\.o$")
+  if(NOT object MATCHES "/tile_[a-z0-9]+\\.cc\\.o$" OR object MATCHES "/tile_portable\\.cc\\.o$")
     continue()
   endif()
   math(EXPR checked "${checked} + 1")

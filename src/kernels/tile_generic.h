@@ -54,8 +54,7 @@ RINGSPAN_INLINE Reg tanh_of(Reg x) {
   const Reg limit = Isa::set1(10.0F);  // tanh is 1 in float32
   const Reg bounded = magnitude > limit ? limit : magnitude;
   const Reg large = Isa::set1(1.0F) - Isa::set1(2.0F) / (exp_of(bounded + bounded) + Isa::set1(1.0F));
-  const Reg chosen = magnitude < Isa::set1(0.625F) ? small : (x < zero ? -large : large);
-  return x != x ? x : chosen;
+  return magnitude < Isa::set1(0.625F) ? small : (x < zero ? -large : large);
 }
 
 // s -= slope |distance + c step| for c in [begin, end).
