@@ -54,7 +54,10 @@ std::int64_t Plan::excess_rows() const { return data_->forward.excess_rows; }
 std::int64_t Plan::arena_bytes() const { return std::max(data_->forward.arena_bytes, data_->backward.arena_bytes); }
 
 std::int64_t Plan::arena_bytes(int rank) const {
-  return rank == data_->rank ? arena_bytes() : make_plan(data_->problem, data_->options, rank).arena_bytes();
+  if (rank == data_->rank) return arena_bytes();
+  PlanOptions options = data_->options;
+  options.memory_budget = 0;  // everything is decided
+  return make_plan(data_->problem, options, rank).arena_bytes();
 }
 
 std::vector<MemoryLine> Plan::memory(Pass pass) const {

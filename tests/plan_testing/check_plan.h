@@ -125,7 +125,7 @@ inline std::string check_messages(const std::vector<Plan>& plans, bool backward)
 
 // A pass of one rank on memory of which only what each byte may be used for is kept. Finds: accesses outside of a view's
 // region or tensor, reads of what was never written, uses of what is being sent or received, writes to inputs, outputs that
-// are not written.
+// are not written, messages that nobody reads.
 class Hazards {
  public:
   explicit Hazards(const PlanData& data) : data_(data), arena_(static_cast<std::size_t>(arena_bytes())) {}
@@ -137,7 +137,7 @@ class Hazards {
   }
 
  private:
-  enum : std::uint8_t { kWritten = 1, kSending = 2, kReceiving = 4 };
+  enum : std::uint8_t { kWritten = 1, kSending = 2, kReceiving = 4, kUnread = 8 };
   enum class Access : std::uint8_t { read, write, update };
 
   std::int64_t arena_bytes() const { return std::max(data_.forward.arena_bytes, data_.backward.arena_bytes); }
@@ -230,7 +230,7 @@ class Hazards {
     return error_.empty() ? "" : fmt::format("rank {}, {}: {}", data_.rank, backward ? "backward" : "forward", error_);
   }
 
-  // The executor clears it.
+  // The executor clears it, and sums it up.
   void mark_sink_gradient() {
     const std::int64_t bytes = std::int64_t{8} * data_.problem.heads * data_.problem.ranks;
     std::fill_n(arena_.begin() + program_->sink_gradient_offset, bytes, std::uint8_t{kWritten});
@@ -244,15 +244,22 @@ class Hazards {
         for (std::int64_t i = t.offset; i < t.offset + t.bytes; ++i) {
           std::uint8_t& byte = arena_.at(static_cast<std::size_t>(i));
           if (t.send && (byte & kWritten) == 0) fail("sends what was never written");
-          if ((byte & kReceiving) != 0 || (!t.send && byte & kSending) != 0) fail("one buffer in two messages");
-          byte = static_cast<std::uint8_t>(byte | (t.send ? kSending : kReceiving));
+          if ((byte & kReceiving) != 0 || (!t.send && (byte & kSending) != 0)) fail("one buffer in two messages");
+          if (!t.send) check_read(byte);
+          byte = static_cast<std::uint8_t>(t.send ? (byte | kSending) & ~kUnread : byte | kReceiving);
         }
       }
     }
     for (const Launch& launch : stage.compute) run(launch);
     for (std::uint8_t& byte : arena_) {
-      byte = (byte & kReceiving) != 0 ? static_cast<std::uint8_t>(kWritten) : static_cast<std::uint8_t>(byte & kWritten);
+      byte = static_cast<std::uint8_t>((byte & kReceiving) != 0 ? kWritten | kUnread : byte & (kWritten | kUnread));
     }
+  }
+
+  // Rows beyond those read travel only where that is said; with several states the delta of each travels for the rows of all.
+  void check_read(std::uint8_t byte) {
+    if ((byte & kUnread) == 0 || program_->excess_rows > 0 || data_.problem.pattern.states() > 1) return;
+    fail("received, but never read");
   }
 
   void fail(const std::string& what) {
@@ -261,7 +268,7 @@ class Hazards {
 
   void run(const Launch& launch) {
     launch_ = std::string(internal::to_string(launch.kind));
-    if (launch.kind == LaunchKind::sum_sinks) return;
+    if (launch.kind == LaunchKind::sum_sinks) return mark_sink_gradient();
     for (std::int64_t i = launch.first; i < launch.first + launch.count && error_.empty(); ++i) {
       if (launch.kind == LaunchKind::attend || launch.kind == LaunchKind::attend_backward) {
         run(launch.kind, program_->attend_items.at(static_cast<std::size_t>(i)));
@@ -292,7 +299,6 @@ class Hazards {
       }
       access(ref, accesses[i], item.batch_first, item.batch_count, item.heads, 1, item.rows);
     }
-    if (launch.kind == LaunchKind::sum_sinks) return;
   }
 
   void run(LaunchKind kind, const AttendItem& item) {
@@ -362,7 +368,8 @@ class Hazards {
       if (how != Access::write && (byte & kWritten) == 0) return fail("reads what was never written in " + region.name);
       if ((byte & kReceiving) != 0) return fail("uses what is being received in " + region.name);
       if (how != Access::read && (byte & kSending) != 0) return fail("writes what is being sent in " + region.name);
-      if (how != Access::read) byte |= kWritten;
+      if (how == Access::write) check_read(byte);
+      byte = static_cast<std::uint8_t>((byte | (how != Access::read ? kWritten : 0)) & ~kUnread);
     }
   }
 
@@ -380,6 +387,7 @@ class Hazards {
   }
 
   void check_outputs() {
+    for (const std::uint8_t byte : arena_) check_read(byte);
     const std::vector<TensorKind> outputs =
         backward_ ? std::vector{TensorKind::dq, TensorKind::dk, TensorKind::dv} : std::vector{TensorKind::o, TensorKind::lse};
     for (const TensorKind kind : outputs) {
