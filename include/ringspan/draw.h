@@ -14,12 +14,13 @@ namespace ringspan {
 
 inline constexpr std::int64_t kMaxDrawnTokens = 512;  // on either side
 
-// One line per query, one character per key: '.' does not attend; a letter (A = rank 0, ... Z, a ... z, then '*') attends and is
-// computed by that rank, with one rank '1'; a digit attends that many times (dilated branches; '+' from 10 on). The owners of
-// the queries stand on the left, those of the keys on top.
+// One line per query, one character per key: '.' does not attend; a letter (A = rank 0, ... Z, a ... z, then '*') attends and
+// is computed by that rank, with one rank '1'; a digit attends that many times (dilated branches; '+' from 10 on). The owners
+// of the queries stand on the left, those of the keys on top.
 std::string draw_text(const Problem& problem, const PlanOptions& options);
 
-// The same as a stand-alone SVG: cells coloured by the computing rank (darker where attended more often), owners along the axes.
+// The same as a stand-alone SVG: cells coloured by the computing rank (darker where attended more often), owners along the
+// axes.
 std::string draw_svg(const Problem& problem, const PlanOptions& options);
 
 }  // namespace ringspan

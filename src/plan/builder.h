@@ -25,9 +25,9 @@ struct Loc {
 // per softmax state.
 struct Entry {
   Box box;
-  Loc q, d_out, o, lse, dlse, dq;          // query side
-  std::vector<Loc> m, l, acc, delta;       // query side, one per state
-  Loc k, v, dk, dv;                        // key side
+  Loc q, d_out, o, lse, dlse, dq;     // query side
+  std::vector<Loc> m, l, acc, delta;  // query side, one per state
+  Loc k, v, dk, dv;                   // key side
 };
 
 RowRef ref(const Loc& loc, const Box& box, const Progression& positions);

@@ -96,7 +96,8 @@ TEST(DrawSvg, HasACellPerPair) {
 }
 
 TEST(Draw, NothingAtAll) {
-  EXPECT_EQ(draw_text(problem(0, 2, "full"), with(Strategy::exchange)), "full, 0 queries x 0 keys, exchange, 2 ranks\nhead 0\n         \n");
+  EXPECT_EQ(draw_text(problem(0, 2, "full"), with(Strategy::exchange)),
+            "full, 0 queries x 0 keys, exchange, 2 ranks\nhead 0\n         \n");
   EXPECT_TRUE(draw_svg(problem(0, 2, "full"), with(Strategy::exchange)).ends_with("</svg>\n"));
 }
 

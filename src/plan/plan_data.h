@@ -32,8 +32,24 @@ struct Box {
 
 // The tensors that rows belong to. The caller's tensors, and what only travels or lives in the arena.
 enum class TensorKind : std::uint8_t {
-  q, k, v, o, lse, d_out, dlse, dq, dk, dv,  // the caller's
-  delta, m, l, acc, partial_o, partial_lse, o_float32, sink_gradient  // ours
+  q,
+  k,
+  v,
+  o,
+  lse,
+  d_out,
+  dlse,
+  dq,
+  dk,
+  dv,  // the caller's
+  delta,
+  m,
+  l,
+  acc,
+  partial_o,
+  partial_lse,
+  o_float32,
+  sink_gradient  // ours
 };
 inline constexpr int kCallerTensors = 10;
 std::string_view to_string(TensorKind kind);
@@ -46,11 +62,11 @@ struct View {
   TensorKind kind = TensorKind::q;
   bool in_arena = false;
   DType dtype = DType::float32;
-  int width = 0;             // elements of a row
-  std::int64_t offset = 0;   // bytes into the arena
+  int width = 0;                                                   // elements of a row
+  std::int64_t offset = 0;                                         // bytes into the arena
   std::int64_t batch_stride = 0, row_stride = 0, head_stride = 0;  // elements; in the arena only
   std::int64_t batch_first = 0;
-  Progression heads;         // query heads, or kv heads on the key side
+  Progression heads;  // query heads, or kv heads on the key side
 };
 
 // Rows row, row + step, ... of a view.
@@ -69,7 +85,22 @@ struct RowItem {
 };
 
 // Names of the operands of an AttendItem.
-enum AttendOperand : int { kQ, kK, kV, kM, kL, kAcc, kAttendOperands, kDOut = kM, kLse = kL, kDelta = kAcc, kDq = 6, kDk, kDv, kAllOperands };
+enum AttendOperand : int {
+  kQ,
+  kK,
+  kV,
+  kM,
+  kL,
+  kAcc,
+  kAttendOperands,
+  kDOut = kM,
+  kLse = kL,
+  kDelta = kAcc,
+  kDq = 6,
+  kDk,
+  kDv,
+  kAllOperands
+};
 
 // One affine (q, k, band) piece; forward uses q k v m l acc, backward q k v d_out lse delta dq dk dv.
 struct AttendItem {
@@ -78,7 +109,17 @@ struct AttendItem {
 };
 
 enum class LaunchKind : std::uint8_t {
-  fill, copy, add, merge, merge_states, finalize, delta, attend, attend_backward, sink_gradient, sum_sinks
+  fill,
+  copy,
+  add,
+  merge,
+  merge_states,
+  finalize,
+  delta,
+  attend,
+  attend_backward,
+  sink_gradient,
+  sum_sinks
 };
 inline constexpr int kLaunchKinds = 11;
 std::string_view to_string(LaunchKind kind);
@@ -88,9 +129,9 @@ struct Launch {
   LaunchKind kind = LaunchKind::copy;
   std::int64_t first = 0;
   std::int64_t count = 0;
-  int width = 1;              // elements per row
-  float value = 0.0F;         // fill: the value; finalize: output_scale
-  bool with_sinks = false;    // finalize
+  int width = 1;            // elements per row
+  float value = 0.0F;       // fill: the value; finalize: output_scale
+  bool with_sinks = false;  // finalize
 };
 
 struct Part {
@@ -151,7 +192,7 @@ struct Program {
   std::vector<Bundle> bundles;
   std::vector<Stage> stages;
   std::vector<Region> regions;
-  std::int64_t scratch_offset = 0;       // kernel scratch, one of the regions
+  std::int64_t scratch_offset = 0;        // kernel scratch, one of the regions
   std::int64_t sink_gradient_offset = 0;  // ranks x heads float64, one of the regions (backward with sinks)
   std::int64_t arena_bytes = 0;
   Int128 pairs = 0;
