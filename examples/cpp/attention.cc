@@ -28,8 +28,8 @@ int main() {
     ringspan::Attention attention(plan, world, {}, {static_cast<std::byte*>(arena.get()), arena_bytes});
 
     const auto rows = [&](float* data) { return ringspan::dense_bshd(data, shard.rows, heads, dim); };
-    attention.forward({.q = rows(q.data()), .k = rows(k.data()), .v = rows(v.data()), .o = rows(o.data()),
-                       .lse = ringspan::dense_bhsd(lse.data(), shard.rows, heads, 1)});
+    const ringspan::Tensor lse_rows = ringspan::dense_bhsd(lse.data(), shard.rows, heads, 1);
+    attention.forward({rows(q.data()), rows(k.data()), rows(v.data()), rows(o.data()), lse_rows});
     for (std::size_t x = 0; x < o.size(); ++x) {
       const float expected = static_cast<float>(positions[x / (heads * dim)]) / 2;
       if (!(std::abs(o[x] - expected) <= 1e-5F * expected)) throw ringspan::Error("wrong output");
