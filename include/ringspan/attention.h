@@ -54,10 +54,10 @@ ConstTensor dense_bhsd(const void* data, std::int64_t tokens, std::int64_t heads
 struct ForwardTensors {
   ConstTensor q, k, v;
   Tensor o;
-  Tensor lse;                          // float32, dim 1
+  Tensor lse;                           // float32, dim 1
   const float* alibi_slopes = nullptr;  // (heads) or, with a batch stride, (batch, heads)
   std::int64_t alibi_batch_stride = 0;
-  const float* sinks = nullptr;         // (heads)
+  const float* sinks = nullptr;  // (heads)
 };
 
 struct BackwardTensors {
@@ -77,8 +77,8 @@ struct ExecuteOptions {
   Communicator::Seconds deadline{30.0};  // of silence from a peer
   bool fake_device = false;              // run launches on the fake asynchronous device (tests)
   std::uint64_t fake_device_seed = 1;
-  bool overlap = true;                   // false: a stage computes only after its messages arrived (a synchronous ring)
-  bool trace = false;                    // record a time line
+  bool overlap = true;  // false: a stage computes only after its messages arrived (a synchronous ring)
+  bool trace = false;   // record a time line
 };
 
 // What the latest pass did.

@@ -193,10 +193,9 @@ int32_t ringspan_shard_positions(const ringspan_problem* problem, int32_t side, 
     }
     if (rank < 0 || rank >= p.ranks) throw InvalidArgument(fmt::format("rank ({}) must be in [0, {})", rank, p.ranks));
     const bool whole = side == RINGSPAN_QUERIES && p.replicated_q;
-    const ringspan::Shard shard =
-        whole ? ringspan::make_shard({}, p.tokens_q, 1, 0)
-              : side == RINGSPAN_QUERIES ? ringspan::make_shard(p.sharding_q, p.tokens_q, p.ranks, rank)
-                                         : ringspan::make_shard(p.sharding_k, p.tokens_k, p.ranks, rank);
+    const ringspan::Shard shard = whole                      ? ringspan::make_shard({}, p.tokens_q, 1, 0)
+                                  : side == RINGSPAN_QUERIES ? ringspan::make_shard(p.sharding_q, p.tokens_q, p.ranks, rank)
+                                                             : ringspan::make_shard(p.sharding_k, p.tokens_k, p.ranks, rank);
     require(rows, "rows") = static_cast<std::uint64_t>(shard.rows);
     if (positions == nullptr || capacity < *rows) return;
     const std::vector<std::int64_t> list = shard.positions();
@@ -204,7 +203,8 @@ int32_t ringspan_shard_positions(const ringspan_problem* problem, int32_t side, 
   });
 }
 
-int32_t ringspan_plan_create(const ringspan_problem* problem, const ringspan_options* options, int32_t rank, ringspan_plan** plan) {
+int32_t ringspan_plan_create(const ringspan_problem* problem, const ringspan_options* options, int32_t rank,
+                             ringspan_plan** plan) {
   return guard([&] {
     require(plan, "plan") = nullptr;
     *plan = new ringspan_plan{ringspan::make_plan(problem_of(problem), options_of(options), rank), {}, {}};
@@ -321,8 +321,9 @@ int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspa
   });
 }
 
-int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_comm* comm, const ringspan_execute_options* execute,
-                                            void* arena, uint64_t arena_bytes, ringspan_attention** attention) {
+int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_comm* comm,
+                                            const ringspan_execute_options* execute, void* arena, uint64_t arena_bytes,
+                                            ringspan_attention** attention) {
   return guard([&] {
     require(attention, "attention") = nullptr;
     const auto& communicator = require(comm, "comm").communicator;

@@ -25,8 +25,8 @@ void check_overlap(const TensorShape& shape, const Binding& binding, std::string
   for (const Dimension& dimension : dimensions) {
     if (dimension.count <= 1) continue;
     if (dimension.stride < span) {
-      throw InvalidArgument(fmt::format("{} is written and must not overlap itself: its {} stride ({}) must be at least {}", name,
-                                        dimension.name, dimension.stride, span));
+      throw InvalidArgument(fmt::format("{} is written and must not overlap itself: its {} stride ({}) must be at least {}",
+                                        name, dimension.name, dimension.stride, span));
     }
     span += (dimension.count - 1) * dimension.stride;
   }
@@ -69,7 +69,8 @@ void check_aliases(const PlanData& plan, const Bindings& bindings, std::initiali
 
 void check_vector(bool wanted, const float* given, const char* name, const char* field) {
   if (wanted && given == nullptr) throw InvalidArgument(fmt::format("{} is null, but the problem has {} = true", name, field));
-  if (!wanted && given != nullptr) throw InvalidArgument(fmt::format("{} is given, but the problem has {} = false", name, field));
+  if (!wanted && given != nullptr)
+    throw InvalidArgument(fmt::format("{} is given, but the problem has {} = false", name, field));
   if (reinterpret_cast<std::uintptr_t>(given) % alignof(float) != 0) {
     throw InvalidArgument(fmt::format("{} ({}) must be aligned to {} bytes", name, fmt::ptr(given), alignof(float)));
   }
@@ -102,8 +103,11 @@ TensorShape shape_of(const PlanData& plan, TensorKind kind) {
     case TensorKind::q:
     case TensorKind::k:
     case TensorKind::dq:
-    case TensorKind::dk: shape.width = problem.head_dim; break;
-    default: shape.width = per_row ? 1 : problem.head_dim_v;
+    case TensorKind::dk:
+      shape.width = problem.head_dim;
+      break;
+    default:
+      shape.width = per_row ? 1 : problem.head_dim_v;
   }
   return shape;
 }
@@ -121,7 +125,9 @@ bool is_touched(const Program& program, TensorKind kind) {
 
 Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {
   Bindings bindings;
-  const auto input = [&](TensorKind kind, const ConstTensor& tensor) { bindings[kind] = check(plan, kind, tensor, true, false); };
+  const auto input = [&](TensorKind kind, const ConstTensor& tensor) {
+    bindings[kind] = check(plan, kind, tensor, true, false);
+  };
   const auto output = [&](TensorKind kind, const Tensor& tensor) { bindings[kind] = check(plan, kind, tensor, true, true); };
   input(TensorKind::q, tensors.q);
   input(TensorKind::k, tensors.k);

@@ -92,7 +92,8 @@ void Executor::prepare(Pass pass) {
     std::size_t attends = 0;
     for (const auto* launches : {&stage.before, &stage.compute}) {
       for (const Launch& launch : *launches) {
-        (is_attend(launch.kind) ? attends : rows) += launch.kind == LaunchKind::sum_sinks ? 0 : static_cast<std::size_t>(launch.count);
+        (is_attend(launch.kind) ? attends : rows) +=
+            launch.kind == LaunchKind::sum_sinks ? 0 : static_cast<std::size_t>(launch.count);
       }
     }
     row_tasks_.reserve(std::max(row_tasks_.capacity(), rows));
@@ -272,7 +273,8 @@ void Executor::run_call(void* argument) {
   };
   const kernels::Context context{self.pool_, self.arena_.data() + self.memory_.program->scratch_offset, progress};
   if (is_attend(launch.kind)) {
-    const std::span<const kernels::AttendTask> tasks(self.attend_tasks_.data() + call.first, static_cast<std::size_t>(launch.count));
+    const std::span<const kernels::AttendTask> tasks(self.attend_tasks_.data() + call.first,
+                                                     static_cast<std::size_t>(launch.count));
     self.pass_->kernel->run(self.pass_->params, tasks, context);
   } else if (launch.kind == LaunchKind::sum_sinks) {
     self.sum_sinks();
@@ -283,17 +285,24 @@ void Executor::run_call(void* argument) {
 
 void Executor::run_rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const kernels::Context& context) {
   switch (launch.kind) {
-    case LaunchKind::fill: return kernels::fill_rows(tasks, launch.width, launch.value, context);
-    case LaunchKind::copy: return kernels::copy_rows(tasks, launch.width, context);
-    case LaunchKind::add: return kernels::add_rows(tasks, launch.width, context);
-    case LaunchKind::merge: return kernels::merge_rows(tasks, launch.width, context);
-    case LaunchKind::merge_states: return kernels::merge_states(tasks, launch.width, context);
+    case LaunchKind::fill:
+      return kernels::fill_rows(tasks, launch.width, launch.value, context);
+    case LaunchKind::copy:
+      return kernels::copy_rows(tasks, launch.width, context);
+    case LaunchKind::add:
+      return kernels::add_rows(tasks, launch.width, context);
+    case LaunchKind::merge:
+      return kernels::merge_rows(tasks, launch.width, context);
+    case LaunchKind::merge_states:
+      return kernels::merge_states(tasks, launch.width, context);
     case LaunchKind::finalize:
       return kernels::finalize_rows(tasks, launch.width, launch.value, launch.with_sinks ? bindings_.sinks : nullptr, context);
-    case LaunchKind::delta: return kernels::delta_rows(tasks, launch.width, context);
+    case LaunchKind::delta:
+      return kernels::delta_rows(tasks, launch.width, context);
     case LaunchKind::sink_gradient:
       return kernels::sink_gradient(tasks, bindings_.sinks, sink_gradient(plan_->rank), context);
-    default: RINGSPAN_CHECK(false);
+    default:
+      RINGSPAN_CHECK(false);
   }
 }
 

@@ -109,8 +109,8 @@ class Executor {
   std::vector<Request> requests_;
 
   std::uint64_t call_number_ = 0;  // of both passes, the same on all ranks
-  bool reads_o_ = false;         // backward does
-  bool reads_saved_ = false;     // backward reads what forward keeps in the arena
+  bool reads_o_ = false;           // backward does
+  bool reads_saved_ = false;       // backward reads what forward keeps in the arena
   bool has_forward_ = false;
   std::exception_ptr failure_;
   std::unique_ptr<Queue> queue_;  // last: a device may still run calls when the rest is torn down

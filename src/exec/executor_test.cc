@@ -121,13 +121,14 @@ class HandMade {
       first.before.push_back(rows(LaunchKind::copy, kKvHeads, kDimV, {v, slot_v[0]}));
     }
     first.compute = {attend(rank, rank, {q, k, v, m, l, acc})};
-    const auto hop = [&](int step) {  // what is in slot step % 2 goes to the previous rank, the next rank's arrives in the other
-      Round round;
-      round.number = static_cast<std::uint64_t>(step);
-      round.transfers = {{true, (rank + ranks - 1) % ranks, slots[step % 2], slot_bytes, -1, rank, TransferOp::copy},
-                         {false, (rank + 1) % ranks, slots[(step + 1) % 2], slot_bytes, -1, rank, TransferOp::copy}};
-      return round;
-    };
+    const auto hop =
+        [&](int step) {  // what is in slot step % 2 goes to the previous rank, the next rank's arrives in the other
+          Round round;
+          round.number = static_cast<std::uint64_t>(step);
+          round.transfers = {{true, (rank + ranks - 1) % ranks, slots[step % 2], slot_bytes, -1, rank, TransferOp::copy},
+                             {false, (rank + 1) % ranks, slots[(step + 1) % 2], slot_bytes, -1, rank, TransferOp::copy}};
+          return round;
+        };
     if (ranks > 1) first.rounds = {hop(0)};
     program_->stages.push_back(first);
     for (int step = 1; step < ranks; ++step) {
@@ -167,7 +168,8 @@ struct Whole {
     double sum = 0;
     for (int j = 0; j < tokens; ++j) {
       double dot = 0;
-      for (int c = 0; c < kDim; ++c) dot += static_cast<double>(q[(token * kHeads + head) * kDim + c]) * k[(j * kKvHeads + kv) * kDim + c];
+      for (int c = 0; c < kDim; ++c)
+        dot += static_cast<double>(q[(token * kHeads + head) * kDim + c]) * k[(j * kKvHeads + kv) * kDim + c];
       scores[j] = std::exp(dot / std::sqrt(static_cast<double>(kDim)));
       sum += scores[j];
     }
@@ -301,7 +303,9 @@ TEST(Executor, ChecksTheCallersTensors) {
             "q.data is null, but rank 0 holds 1 x 5 x 4 rows of it (batch, tokens, heads)");
   EXPECT_EQ(refused([](auto& t) { t.lse.data = nullptr; }),
             "lse.data is null, but rank 0 holds 1 x 5 x 4 rows of it (batch, tokens, heads)");
-  EXPECT_NE(refused([](auto& t) { t.v.data = static_cast<const char*>(t.v.data) + 2; }).find("must be aligned to 4 bytes, the size of float32"),
+  EXPECT_NE(refused([](auto& t) {
+              t.v.data = static_cast<const char*>(t.v.data) + 2;
+            }).find("must be aligned to 4 bytes, the size of float32"),
             std::string::npos);
   EXPECT_EQ(refused([](auto& t) { t.o.token_stride = 0; }),
             "o is written and must not overlap itself: its token stride (0) must be at least 6");

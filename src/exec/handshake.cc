@@ -87,7 +87,8 @@ void add_options(const PlanOptions& options, Fields& fields) {
 void check_own(const Communicator& communicator, const Problem& problem, Communicator::Seconds deadline) {
   problem.validate();
   if (communicator.size() != problem.ranks) {
-    throw InvalidArgument(fmt::format("ranks ({}) must equal the size of the communicator ({})", problem.ranks, communicator.size()));
+    throw InvalidArgument(
+        fmt::format("ranks ({}) must equal the size of the communicator ({})", problem.ranks, communicator.size()));
   }
   check_deadline(deadline);
 }

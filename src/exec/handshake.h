@@ -19,7 +19,8 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
 
 // For a rank that cannot even make a problem of its arguments: takes part in agree_on_problem() with its error, so that all
 // ranks throw it (or that of a lower rank).
-[[noreturn]] void refuse_problem(Communicator& communicator, const std::exception_ptr& own_error, Communicator::Seconds deadline);
+[[noreturn]] void refuse_problem(Communicator& communicator, const std::exception_ptr& own_error,
+                                 Communicator::Seconds deadline);
 
 // Throws InvalidArgument unless the deadline is positive; a rank that was given another one still takes part with
 // usable_deadline(), to say so.

@@ -67,11 +67,14 @@ TEST(HandshakeErrors, NumbersThatDiffer) {
   EXPECT_EQ(told([](Given& g) { g.problem.sinks = true; }), "ranks disagree on sinks: 0 on rank 0, 1 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.problem.replicated_q = true; }), "ranks disagree on replicated_q: 0 on rank 0, 1 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.options.bucket_rows = 64; }), "ranks disagree on bucket_rows: 0 on rank 0, 64 on rank 2");
-  EXPECT_EQ(told([](Given& g) { g.options.computing_ranks = 2; }), "ranks disagree on computing_ranks: 0 on rank 0, 2 on rank 2");
+  EXPECT_EQ(told([](Given& g) { g.options.computing_ranks = 2; }),
+            "ranks disagree on computing_ranks: 0 on rank 0, 2 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.options.backward = false; }), "ranks disagree on backward: 1 on rank 0, 0 on rank 2");
-  EXPECT_EQ(told([](Given& g) { g.options.keep_o_float32 = false; }), "ranks disagree on keep_o_float32: 1 on rank 0, 0 on rank 2");
+  EXPECT_EQ(told([](Given& g) { g.options.keep_o_float32 = false; }),
+            "ranks disagree on keep_o_float32: 1 on rank 0, 0 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.options.strategy = Strategy::ring; }),
-            "ranks disagree on strategy (0 auto, 1 local, 2 all-gather, 3 exchange, 4 ring, 5 pass-q, 6 ulysses): 0 on rank 0, 4 on rank 2");
+            "ranks disagree on strategy (0 auto, 1 local, 2 all-gather, 3 exchange, 4 ring, 5 pass-q, 6 ulysses): 0 on rank 0, "
+            "4 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.options.cost.flops_per_second = 7; }),
             "ranks disagree on cost.flops_per_second: 100000000000 on rank 0, 7 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.options.cost.bytes_per_second = 7; }),

@@ -34,8 +34,8 @@ Located locate(const Memory& memory, std::int64_t batch_first, const Progression
     located.head_stride = binding.head_stride;
   }
   const std::int64_t head = (heads.first - view.heads.first) / view.heads.stride;
-  const std::int64_t element = (batch_first - view.batch_first) * located.batch_stride + ref.row * located.row_stride +
-                               head * located.head_stride;
+  const std::int64_t element =
+      (batch_first - view.batch_first) * located.batch_stride + ref.row * located.row_stride + head * located.head_stride;
   located.data = base + element * size_of(view.dtype);
   located.dtype = view.dtype;
   located.row_stride *= ref.step;
@@ -70,17 +70,25 @@ kernels::KeyRows key_rows_of(const Located& located) {
 
 int operand_count(LaunchKind kind) {
   switch (kind) {
-    case LaunchKind::fill: return 1;
+    case LaunchKind::fill:
+      return 1;
     case LaunchKind::copy:
     case LaunchKind::add:
-    case LaunchKind::sink_gradient: return 2;
-    case LaunchKind::delta: return 4;
-    case LaunchKind::merge: return 5;
+    case LaunchKind::sink_gradient:
+      return 2;
+    case LaunchKind::delta:
+      return 4;
+    case LaunchKind::merge:
+      return 5;
     case LaunchKind::merge_states:
-    case LaunchKind::finalize: return 6;
-    case LaunchKind::attend: return kAttendOperands;
-    case LaunchKind::attend_backward: return kAllOperands;
-    case LaunchKind::sum_sinks: return 0;
+    case LaunchKind::finalize:
+      return 6;
+    case LaunchKind::attend:
+      return kAttendOperands;
+    case LaunchKind::attend_backward:
+      return kAllOperands;
+    case LaunchKind::sum_sinks:
+      return 0;
   }
   return 0;
 }
@@ -102,7 +110,9 @@ kernels::RowTask resolve_row(const Memory& memory, LaunchKind kind, const RowIte
 kernels::AttendTask resolve_attend(const Memory& memory, LaunchKind kind, const AttendItem& item) {
   const Slice& slice = item.slice;
   const Progression kv = kv_heads_of(slice.heads, memory.group);
-  const auto query = [&](int operand) { return rows_of(locate(memory, slice.batch_first, slice.heads, item.operands[operand])); };
+  const auto query = [&](int operand) {
+    return rows_of(locate(memory, slice.batch_first, slice.heads, item.operands[operand]));
+  };
   const auto key = [&](int operand) { return key_rows_of(locate(memory, slice.batch_first, kv, item.operands[operand])); };
   kernels::AttendTask task;
   task.batch_first = slice.batch_first;
@@ -182,7 +192,8 @@ class Checker {
     RINGSPAN_CHECK(item.batch_count > 0 && item.rows > 0 && !item.heads.empty());
     for (int index = 0; index < operand_count(launch.kind); ++index) {
       const RowRef& ref = item.operands[index];
-      const bool optional = (launch.kind == LaunchKind::finalize && index == 5) || (launch.kind == LaunchKind::delta && index == 3);
+      const bool optional =
+          (launch.kind == LaunchKind::finalize && index == 5) || (launch.kind == LaunchKind::delta && index == 3);
       if (ref.view < 0 && optional) continue;
       const View& view = view_of(ref);
       RINGSPAN_CHECK(view.width == width_of(launch, index));
@@ -193,12 +204,18 @@ class Checker {
   // Elements per row of an operand: the launch's, or one per row.
   static int width_of(const Launch& launch, int operand) {
     switch (launch.kind) {
-      case LaunchKind::merge: return operand == 0 || operand == 4 ? launch.width : 1;
-      case LaunchKind::merge_states: return operand == 2 || operand == 5 ? launch.width : 1;
-      case LaunchKind::finalize: return operand == 2 || operand == 3 || operand == 5 ? launch.width : 1;
-      case LaunchKind::delta: return operand < 2 ? launch.width : 1;
-      case LaunchKind::sink_gradient: return 1;
-      default: return launch.width;
+      case LaunchKind::merge:
+        return operand == 0 || operand == 4 ? launch.width : 1;
+      case LaunchKind::merge_states:
+        return operand == 2 || operand == 5 ? launch.width : 1;
+      case LaunchKind::finalize:
+        return operand == 2 || operand == 3 || operand == 5 ? launch.width : 1;
+      case LaunchKind::delta:
+        return operand < 2 ? launch.width : 1;
+      case LaunchKind::sink_gradient:
+        return 1;
+      default:
+        return launch.width;
     }
   }
 

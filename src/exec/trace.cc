@@ -47,17 +47,21 @@ std::string Trace::json() const {
   std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[\n";
   out += fmt::format(R"({{"ph":"M","pid":{0},"name":"process_name","args":{{"name":"rank {0}"}}}})", plan_.rank);
   for (int lane = 0; lane < 3; ++lane) {
-    out += fmt::format(",\n" R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})", plan_.rank, lane,
-                       kLaneNames[lane]);
+    out += fmt::format(
+        ",\n"
+        R"({{"ph":"M","pid":{},"tid":{},"name":"thread_name","args":{{"name":"{}"}}}})",
+        plan_.rank, lane, kLaneNames[lane]);
   }
   for (int pass = 0; pass < 2; ++pass) {
     const PassLine& line = lines_[pass];
     const Program& program = pass == 0 ? plan_.forward : plan_.backward;
     if (!line.recorded) continue;
     const auto event = [&](std::string_view name, int lane, Clock::time_point begin, Clock::time_point end) {
-      out += fmt::format(",\n" R"({{"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"cat":"{}","name":"{}"}})", plan_.rank, lane,
-                         Microseconds(begin - origin_).count(), Microseconds(end - begin).count(),
-                         pass == 0 ? "forward" : "backward", escaped(name));
+      out += fmt::format(
+          ",\n"
+          R"({{"ph":"X","pid":{},"tid":{},"ts":{:.3f},"dur":{:.3f},"cat":"{}","name":"{}"}})",
+          plan_.rank, lane, Microseconds(begin - origin_).count(), Microseconds(end - begin).count(),
+          pass == 0 ? "forward" : "backward", escaped(name));
     };
     for (const Span& span : line.spans) {
       // As views: the common type of a literal and a string would be a temporary string.

@@ -72,8 +72,8 @@ void expect_none(Case test) {
       stop_counting();
       const Allocations allocations = counted();
       if (allocations.count == 0) return;
-      throw Error(std::to_string(allocations.count) + " allocations of " + std::to_string(allocations.bytes) + " bytes, the first at" +
-                  allocations.first);
+      throw Error(std::to_string(allocations.count) + " allocations of " + std::to_string(allocations.bytes) +
+                  " bytes, the first at" + allocations.first);
     };
     try {
       run(test, whole, script);
@@ -84,8 +84,8 @@ void expect_none(Case test) {
 }
 
 TEST(Allocations, NoneWhateverTheStrategy) {
-  for (const Strategy strategy : {Strategy::local, Strategy::all_gather, Strategy::exchange, Strategy::ring, Strategy::pass_q,
-                                  Strategy::ulysses}) {
+  for (const Strategy strategy :
+       {Strategy::local, Strategy::all_gather, Strategy::exchange, Strategy::ring, Strategy::pass_q, Strategy::ulysses}) {
     expect_none(make_case(strategy));
   }
 }

@@ -85,7 +85,8 @@ TEST(CErrors, OfHandlesAndOutputs) {
   expect_error(ringspan_comm_create(nullptr, &comm), RINGSPAN_INVALID_ARGUMENT, "callbacks is null");
   expect_error(ringspan_comm_create_threads(0, &comm), RINGSPAN_INVALID_ARGUMENT, "ranks (0)");
   expect_error(ringspan_shard_positions(&problem, 2, 0, nullptr, 0, &rows), RINGSPAN_INVALID_ARGUMENT, "side (2)");
-  expect_error(ringspan_shard_positions(&problem, 0, 1, nullptr, 0, &rows), RINGSPAN_INVALID_ARGUMENT, "rank (1) must be in [0, 1)");
+  expect_error(ringspan_shard_positions(&problem, 0, 1, nullptr, 0, &rows), RINGSPAN_INVALID_ARGUMENT,
+               "rank (1) must be in [0, 1)");
   ringspan_plan_destroy(nullptr);
   ringspan_comm_destroy(nullptr);
   ringspan_attention_destroy(nullptr);
@@ -101,7 +102,8 @@ TEST(CErrors, OfPlansWithoutBackward) {
   ASSERT_EQ(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_OK) << ringspan_last_error();
   EXPECT_STREQ(ringspan_last_error(), "");
   uint64_t count = 0;
-  expect_error(ringspan_plan_memory(plan, RINGSPAN_BACKWARD, nullptr, 0, &count), RINGSPAN_INVALID_ARGUMENT, "no backward pass");
+  expect_error(ringspan_plan_memory(plan, RINGSPAN_BACKWARD, nullptr, 0, &count), RINGSPAN_INVALID_ARGUMENT,
+               "no backward pass");
   expect_error(ringspan_plan_memory(plan, 2, nullptr, 0, &count), RINGSPAN_INVALID_ARGUMENT, "pass (2)");
   ringspan_peer_traffic traffic;
   expect_error(ringspan_plan_traffic(plan, RINGSPAN_FORWARD, &traffic, 0), RINGSPAN_INVALID_ARGUMENT, "capacity (0)");
@@ -130,7 +132,8 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
   tensors.struct_size = sizeof tensors;
   expect_error(ringspan_attention_forward(attention, &tensors), RINGSPAN_INVALID_ARGUMENT, "q.data is null");
   ringspan_pass_stats stats = {};
-  expect_error(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &stats), RINGSPAN_INVALID_ARGUMENT, "stats.struct_size (0)");
+  expect_error(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &stats), RINGSPAN_INVALID_ARGUMENT,
+               "stats.struct_size (0)");
   // An older header's struct, without its last members, is fine.
   stats.struct_size = 16;
   stats.received_bytes = -7;
@@ -149,9 +152,11 @@ TEST(CErrors, OfOneRankReachAll) {
     ringspan_problem problem = make_problem(2);
     if (rank == 1) problem.pattern = "causal & widow:1,1";
     ringspan_attention* attention = nullptr;
-    expect_error(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_INVALID_ARGUMENT, "widow");
+    expect_error(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_INVALID_ARGUMENT,
+                 "widow");
     problem.pattern = "causal";
-    EXPECT_EQ(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_OK) << ringspan_last_error();
+    EXPECT_EQ(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_OK)
+        << ringspan_last_error();
     ringspan_attention_destroy(attention);
     ringspan_comm_destroy(comms[rank]);
   };
@@ -167,7 +172,8 @@ TEST(CErrors, OfAnAbort) {
   std::thread other([&] { EXPECT_EQ(ringspan_comm_abort(comms[1], "out of ink"), RINGSPAN_OK); });
   const ringspan_problem problem = make_problem(2);
   ringspan_attention* attention = nullptr;
-  expect_error(ringspan_attention_create(&problem, nullptr, comms[0], nullptr, &attention), RINGSPAN_PEER_FAILURE, "out of ink");
+  expect_error(ringspan_attention_create(&problem, nullptr, comms[0], nullptr, &attention), RINGSPAN_PEER_FAILURE,
+               "out of ink");
   other.join();
   ringspan_comm_destroy(comms[0]);
   ringspan_comm_destroy(comms[1]);

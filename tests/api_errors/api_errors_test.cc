@@ -44,7 +44,9 @@ void expect_backward_refuses(const Case& test, Spoil&& spoil, const std::string&
 
 TEST(AttentionErrors, BackwardTensors) {
   const Case test = make_case(1);
-  const auto null = [](const char* name) { return std::string(name) + ".data is null, but rank 0 holds 1 x 12 x 2 rows of it"; };
+  const auto null = [](const char* name) {
+    return std::string(name) + ".data is null, but rank 0 holds 1 x 12 x 2 rows of it";
+  };
   expect_backward_refuses(test, [](BackwardTensors& t) { t.q.data = nullptr; }, null("q"));
   expect_backward_refuses(test, [](BackwardTensors& t) { t.k.data = nullptr; }, null("k"));
   expect_backward_refuses(test, [](BackwardTensors& t) { t.v.data = nullptr; }, null("v"));
@@ -54,21 +56,26 @@ TEST(AttentionErrors, BackwardTensors) {
   expect_backward_refuses(test, [](BackwardTensors& t) { t.dq.data = nullptr; }, null("dq"));
   expect_backward_refuses(test, [](BackwardTensors& t) { t.dk.data = nullptr; }, null("dk"));
   expect_backward_refuses(test, [](BackwardTensors& t) { t.dv.data = nullptr; }, null("dv"));
-  expect_backward_refuses(test, [](BackwardTensors& t) { t.dq.head_stride = 0; },
-                          "dq is written and must not overlap itself: its head stride (0) must be at least 8");
-  expect_backward_refuses(test, [](BackwardTensors& t) { t.dk.data = t.dv.data; }, "dk is written and must not share memory with dv");
-  expect_backward_refuses(test, [](BackwardTensors& t) { t.dlse = t.lse, t.dlse.data = static_cast<const std::byte*>(t.lse.data) + 1; },
-                          "dlse.data (");
+  expect_backward_refuses(
+      test, [](BackwardTensors& t) { t.dq.head_stride = 0; },
+      "dq is written and must not overlap itself: its head stride (0) must be at least 8");
+  expect_backward_refuses(
+      test, [](BackwardTensors& t) { t.dk.data = t.dv.data; }, "dk is written and must not share memory with dv");
+  expect_backward_refuses(
+      test, [](BackwardTensors& t) { t.dlse = t.lse, t.dlse.data = static_cast<const std::byte*>(t.lse.data) + 1; },
+      "dlse.data (");
 }
 
 TEST(AttentionErrors, GradientOfSinks) {
   Case test = make_case(1);
   test.problem.sinks = true;
-  expect_backward_refuses(test, [](BackwardTensors& t) { t.dsinks = nullptr; }, "dsinks is null, but the problem has sinks = true");
-  expect_backward_refuses(test, [](BackwardTensors& t) { t.sinks = nullptr; }, "sinks is null, but the problem has sinks = true");
+  expect_backward_refuses(
+      test, [](BackwardTensors& t) { t.dsinks = nullptr; }, "dsinks is null, but the problem has sinks = true");
+  expect_backward_refuses(
+      test, [](BackwardTensors& t) { t.sinks = nullptr; }, "sinks is null, but the problem has sinks = true");
   static float dsinks[2];
-  expect_backward_refuses(make_case(1), [](BackwardTensors& t) { t.dsinks = dsinks; },
-                          "dsinks is given, but the problem has sinks = false");
+  expect_backward_refuses(
+      make_case(1), [](BackwardTensors& t) { t.dsinks = dsinks; }, "dsinks is given, but the problem has sinks = false");
 }
 
 // In 16 bits backward reads the float32 o that forward kept, so it needs a forward, and no o.
@@ -161,7 +168,8 @@ TEST(AttentionErrors, BudgetOfOneRank) {
   run_thread_ranks(2, [](Communicator& communicator) {
     Case test = make_case(2);
     if (communicator.rank() == 0) test.options.memory_budget = 1000;
-    expect_throw<OutOfBudget>([&] { Attention(test.problem, test.options, communicator); }, "no plan fits memory_budget (1000 bytes)");
+    expect_throw<OutOfBudget>([&] { Attention(test.problem, test.options, communicator); },
+                              "no plan fits memory_budget (1000 bytes)");
   });
 }
 

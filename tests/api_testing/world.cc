@@ -82,7 +82,9 @@ RankTensors::RankTensors(const Case& test, const Whole& whole, int rank)
   const Problem& p = test.problem;
   const std::int64_t rows_q = p.batch * shard_q.rows * p.heads;
   const std::int64_t rows_k = p.batch * shard_k.rows * p.kv_heads;
-  const auto tensor = [&](std::int64_t rows, int width) { return add(static_cast<std::size_t>(rows * width * size_of(p.dtype))); };
+  const auto tensor = [&](std::int64_t rows, int width) {
+    return add(static_cast<std::size_t>(rows * width * size_of(p.dtype)));
+  };
   const auto floats = [&](std::int64_t count) { return add(static_cast<std::size_t>(count) * sizeof(float)); };
   q_ = tensor(rows_q, p.head_dim);
   k_ = tensor(rows_k, p.head_dim);
@@ -207,12 +209,14 @@ class Gather {
   std::vector<std::byte> tensor(RankTensors::Block RankTensors::*block, bool keys, int heads, int width) const {
     const Problem& p = test_.problem;
     const std::int64_t row_bytes = std::int64_t{heads} * width * size_of(p.dtype);
-    std::vector<std::byte> full(static_cast<std::size_t>(p.batch * (keys ? p.tokens_k : p.tokens_q) * row_bytes), std::byte{0xff});
+    std::vector<std::byte> full(static_cast<std::size_t>(p.batch * (keys ? p.tokens_k : p.tokens_q) * row_bytes),
+                                std::byte{0xff});
     collect(block, keys, p.batch, row_bytes, full.data());
     return full;
   }
 
-  void collect(RankTensors::Block RankTensors::*block, bool keys, std::int64_t outer, std::int64_t row_bytes, std::byte* full) const {
+  void collect(RankTensors::Block RankTensors::*block, bool keys, std::int64_t outer, std::int64_t row_bytes,
+               std::byte* full) const {
     const Problem& p = test_.problem;
     for (const RankTensors& rank : ranks_) {
       const std::byte* local = rank.at(rank.*block);
@@ -272,10 +276,11 @@ std::string judge(const Case& test, const Whole& whole, const Outputs& outputs) 
   const oracle::Result exact = oracle::dense(p, inputs, oracle::Arithmetic::exact, backward);
   const oracle::Result naive = oracle::dense(p, inputs, oracle::Arithmetic::naive, backward);
   std::string failures;
-  const auto compare = [&](const char* name, const oracle::Tensor& right, const oracle::Tensor& plain, const void* data, DType dtype,
-                           std::int64_t tokens, std::int64_t heads, std::int64_t width, std::int64_t batch) {
+  const auto compare = [&](const char* name, const oracle::Tensor& right, const oracle::Tensor& plain, const void* data,
+                           DType dtype, std::int64_t tokens, std::int64_t heads, std::int64_t width, std::int64_t batch) {
     const oracle::View view = oracle::contiguous_view(data, dtype, tokens, heads, width);
-    const oracle::Comparison comparison = oracle::compare(name, right, plain, oracle::to_doubles(view, batch, tokens, heads, width), dtype);
+    const oracle::Comparison comparison =
+        oracle::compare(name, right, plain, oracle::to_doubles(view, batch, tokens, heads, width), dtype);
     if (!comparison.passed) failures += "\n  " + oracle::to_string(comparison);
   };
   const auto f32 = DType::float32;

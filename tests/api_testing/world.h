@@ -53,7 +53,7 @@ class RankTensors {
   RankTensors(const Case& test, const Whole& whole, int rank);
   ForwardTensors forward() const;
   BackwardTensors backward() const;
-  std::int64_t bytes() const;          // of forward and backward
+  std::int64_t bytes() const;  // of forward and backward
   std::int64_t forward_bytes() const;
 
   Shard shard_q, shard_k;  // with replicated_q shard_q holds all queries

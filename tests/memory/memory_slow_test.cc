@@ -37,7 +37,8 @@ std::vector<std::int64_t> measure_worlds(Case test) {
 }
 
 TEST(MemorySlow, MeasuredPerRankFallsWithTheRanks) {
-  for (const auto& [strategy, dtype] : {std::pair{Strategy::ring, DType::float32}, std::pair{Strategy::exchange, DType::bfloat16}}) {
+  for (const auto& [strategy, dtype] :
+       {std::pair{Strategy::ring, DType::float32}, std::pair{Strategy::exchange, DType::bfloat16}}) {
     Case test;
     test.problem.tokens_q = test.problem.tokens_k = 65536;
     test.problem.heads = test.problem.kv_heads = 8;
@@ -47,7 +48,9 @@ TEST(MemorySlow, MeasuredPerRankFallsWithTheRanks) {
     test.options.strategy = strategy;
     const std::vector<std::int64_t> bytes = measure_worlds(test);
     SCOPED_TRACE(to_string(test) + ": " + ::testing::PrintToString(bytes));
-    const auto ratio = [&](std::size_t i, std::size_t j) { return static_cast<double>(bytes[i]) / static_cast<double>(bytes[j]); };
+    const auto ratio = [&](std::size_t i, std::size_t j) {
+      return static_cast<double>(bytes[i]) / static_cast<double>(bytes[j]);
+    };
     if (dtype == DType::float32) {
       EXPECT_LE(ratio(1, 0), 0.54);
     } else {

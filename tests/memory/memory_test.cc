@@ -55,7 +55,8 @@ void expect_forecast(const Case& test, Tiles tiles) {
         EXPECT_EQ(measured.traffic[peer].sent_bytes - handshake[peer].sent_bytes, forecast[peer].sent_bytes) << "to " << peer;
         EXPECT_EQ(measured.traffic[peer].received_bytes - handshake[peer].received_bytes, forecast[peer].received_bytes);
         EXPECT_EQ(measured.traffic[peer].sent_messages - handshake[peer].sent_messages, forecast[peer].sent_messages);
-        EXPECT_EQ(measured.traffic[peer].received_messages - handshake[peer].received_messages, forecast[peer].received_messages);
+        EXPECT_EQ(measured.traffic[peer].received_messages - handshake[peer].received_messages,
+                  forecast[peer].received_messages);
       }
     }
   }
@@ -95,9 +96,9 @@ TEST_P(Memory, IsTheForecastWithSinksAndReplicatedQueries) {
 
 TEST_P(Memory, IsTheForecastOfOneRank) { expect_forecast(make_case(GetParam(), "full", 1), Tiles::whole); }
 
-TEST_P(Memory, IsTheForecastOfTheTorchscaleDialect) { 
+TEST_P(Memory, IsTheForecastOfTheTorchscaleDialect) {
   expect_forecast(make_case(GetParam(), "dilated:64x1,128x2@torchscale"), Tiles::partial);
- }
+}
 
 TEST(Memory, OfBucketsIsTheForecast) {
   for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::pass_q}) {
@@ -164,7 +165,9 @@ TEST(Memory, PerRankFallsWithTheRanks) {
             bytes.push_back(most);
           }
           SCOPED_TRACE(to_string(test) + ": " + ::testing::PrintToString(bytes));
-          const auto ratio = [&](std::size_t i, std::size_t j) { return static_cast<double>(bytes[i]) / static_cast<double>(bytes[j]); };
+          const auto ratio = [&](std::size_t i, std::size_t j) {
+            return static_cast<double>(bytes[i]) / static_cast<double>(bytes[j]);
+          };
           if (dtype == DType::float32) {
             EXPECT_LE(ratio(1, 0), 0.54);
           } else {
