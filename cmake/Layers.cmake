@@ -120,7 +120,7 @@ function(ringspan_test name)
     add_dependencies(core_tests ${name})
   endif()
   add_test(NAME ${name} COMMAND ${name})
-  set_tests_properties(${name} PROPERTIES TIMEOUT 600 LABELS "${arg_LABELS}")
+  set_tests_properties(${name} PROPERTIES TIMEOUT 1800 LABELS "${arg_LABELS}")
 endfunction()
 
 function(ringspan_library)
