@@ -25,7 +25,7 @@ class AttendBackwardTest : public ::testing::TestWithParam<AttendKernel> {
 };
 
 TEST_P(AttendBackwardTest, RandomCases) {
-  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+  for (std::uint64_t seed = 1; seed <= kRandomCases; ++seed) {
     CaseGenerator generate(seed);
     const Spec s = generate.spec(dtype());
     World world(s);

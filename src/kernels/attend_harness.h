@@ -186,6 +186,13 @@ class CaseGenerator {
   std::mt19937_64 random_;
 };
 
+// Random cases per kernel; fewer where every access is instrumented.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr std::uint64_t kRandomCases = 12;
+#else
+inline constexpr std::uint64_t kRandomCases = 60;
+#endif
+
 // Kernels of a list that run on this machine, for INSTANTIATE_TEST_SUITE_P.
 inline std::vector<AttendKernel> runnable(std::span<const AttendKernel> kernels) {
   std::vector<AttendKernel> list;
