@@ -33,6 +33,12 @@ std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries
 
 // The pairs of a slice that are between two entries.
 void PassBuilder::add_items(const Slice& found, const Entry& query, const Entry& key, std::vector<AttendItem>& items) const {
+  // Most entries have nothing to do with a slice, which shows at a glance.
+  const auto apart = [](const Progression& a, const Progression& b) { return a.last() < b.first || b.last() < a.first; };
+  if (apart(found.k, key.box.positions) || apart(found.q, query.box.positions)) return;
+  const std::int64_t group = problem().group();
+  const Progression& kv_heads = key.box.heads;
+  if (kv_heads.count == 1 && clip(found.heads, kv_heads.first * group, (kv_heads.first + 1) * group).empty()) return;
   AttendItem item;
   Slice& slice = item.slice;
   slice = restrict_k(found, key.box.positions);
