@@ -14,7 +14,7 @@ namespace {
 
 using Json = nlohmann::ordered_json;
 
-constexpr int kListedRanks = 8;  // beyond these, the smallest and largest are shown instead of all
+constexpr int kListedRanks = 6;  // beyond these, the smallest and largest are shown instead of all
 
 Pass last_pass(const Plan& plan) { return plan.options().backward ? Pass::backward : Pass::forward; }
 
@@ -38,7 +38,8 @@ std::string shape_text(const Problem& p) {
 std::string plan_text(const RunReport& report) {
   const Plan& plan = report.plan;
   const Problem& problem = plan.problem();
-  std::string text = fmt::format("{}, {} rank{} ({}), {} sharding", to_string(plan.strategy()), problem.ranks,
+  std::string text = fmt::format("{}{}, {} rank{} ({}), {} sharding", to_string(plan.strategy()),
+                                 report.chosen ? " (the cheapest by the model)" : "", problem.ranks,
                                  problem.ranks == 1 ? "" : "s", report.transport, problem.sharding_q.to_string());
   if (!(problem.sharding_k == problem.sharding_q)) text += fmt::format(" (keys: {})", problem.sharding_k.to_string());
   if (problem.replicated_q) text += ", queries on every rank";

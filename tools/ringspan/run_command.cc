@@ -186,6 +186,7 @@ class Run {
     report.one_rank_bytes = one_rank_bytes();
     report.input = options_.input;
     report.transport = options_.sequential ? "sequential" : options_.transport.empty() ? "threads" : options_.transport;
+    report.chosen = plan_options().strategy == Strategy::automatic && problem().ranks > 1;
     report.problem_line = io::print_problem(problem());
     report.notes = file_.notes();
     WorldOptions world;

@@ -21,7 +21,7 @@ using oracle::Row;
 
 // Multiply-adds per element of a pair, of both arithmetics; some seconds on one core.
 constexpr double kDenseWork = 1e10;
-constexpr double kSampledWork = 1e9;
+constexpr double kSampledWork = 2e9;
 constexpr int kSampledQueries = 64;
 constexpr int kSampledKeys = 24;
 constexpr int kCandidates = 400;
@@ -68,17 +68,19 @@ struct OracleInputs {
 };
 
 // About how many pairs an exact row of dk, dv takes: every query that sees the key needs its whole row.
-double pairs_behind(const Problem& problem, const Row& key) {
-  const oracle::Range queries = oracle::query_bounds(problem, key.batch, key.position);
-  const std::int64_t count = queries.end - queries.begin;
-  const std::int64_t step = std::max<std::int64_t>(1, count / 64);
-  double pairs = 0;
-  std::int64_t seen = 0;
-  for (std::int64_t i = queries.begin; i < queries.end; i += step, ++seen) {
-    const oracle::Range keys = oracle::key_bounds(problem, key.batch, i);
-    pairs += static_cast<double>(keys.end - keys.begin);
-  }
-  return seen == 0 ? 0 : pairs / static_cast<double>(seen) * static_cast<double>(count) * problem.group();
+double pairs_behind(const Problem& problem, const Row& key, double pairs_per_query) {
+  const int group = problem.group();
+  Restriction restriction = unrestricted(problem);
+  restriction.k_begin = key.position;
+  restriction.k_end = key.position + 1;
+  restriction.head_begin = static_cast<int>(key.head) * group;
+  restriction.head_end = restriction.head_begin + group;
+  double queries = 0;
+  for_each_slice(problem, restriction, [&](const Slice& slice) {
+    const bool here = slice.batch_first <= key.batch && key.batch < slice.batch_first + slice.batch_count;
+    if (here) queries += static_cast<double>(slice.q.count) * static_cast<double>(slice.heads.count);
+  });
+  return queries * pairs_per_query;
 }
 
 Row draw(std::mt19937_64& random, std::int64_t batch, std::int64_t heads, std::int64_t tokens) {
@@ -104,12 +106,15 @@ Sample draw_sample(const Problem& problem, bool backward, std::uint64_t seed) {
       sample.queries.push_back(draw(random, problem.batch, problem.heads, problem.tokens_q));
   }
   if (!backward || problem.tokens_k == 0) return sample;
+  const double rows =
+      static_cast<double>(problem.batch) * problem.heads * static_cast<double>(std::max<std::int64_t>(problem.tokens_q, 1));
+  const double pairs_per_query = std::max(1.0, static_cast<double>(pair_count(problem)) / rows);
   double left = kSampledWork / width_of(problem);
   Row cheapest;
   double lowest = -1;
   for (int n = 0; n < kCandidates && static_cast<int>(sample.keys.size()) < kSampledKeys; ++n) {
     const Row key = draw(random, problem.batch, problem.kv_heads, problem.tokens_k);
-    const double work = pairs_behind(problem, key);
+    const double work = pairs_behind(problem, key, pairs_per_query);
     if (work <= left) {
       sample.keys.push_back(key);
       left -= work;

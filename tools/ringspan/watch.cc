@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <csignal>
@@ -104,11 +105,23 @@ struct WatchedCommunicator::Work {
   double share = -1;
   std::string label;
   double begin = 0;
+  double flops[2] = {};
+  double flops_per_second = 0;  // of the forward pass, once it has ended
 
   explicit Work(const Plan& plan) {
     const internal::PlanData& data = plan.data();
     measure(data.forward, shares[0]);
-    if (data.has_backward) measure(data.backward, shares[1]);
+    flops[0] = plan.flops(Pass::forward);
+    if (!data.has_backward) return;
+    measure(data.backward, shares[1]);
+    flops[1] = plan.flops(Pass::backward);
+  }
+
+  // What is known by rounds, or else by the speed of the forward pass.
+  double estimate(double seconds) const {
+    constexpr double kNotYet = 0.99;
+    if (pass == 0 || flops_per_second <= 0 || flops[1] <= 0) return share;
+    return std::max(share, std::min(kNotYet, seconds * flops_per_second / flops[1]));
   }
 
   static void measure(const internal::Program& program, std::vector<double>& shares) {
@@ -137,6 +150,7 @@ WatchedCommunicator::~WatchedCommunicator() {
 
 void WatchedCommunicator::begin(Pass pass, const std::string& label) {
   if (pass == Pass::forward) sent_bytes_.assign(sent_bytes_.size(), 0);
+  if (pass == Pass::backward) work_->flops_per_second = work_->flops[0] / (now() - work_->begin);
   work_->pass = static_cast<int>(pass);
   work_->round = 0;
   work_->share = -1;
@@ -168,7 +182,9 @@ void WatchedCommunicator::progress() {
 }
 
 void WatchedCommunicator::show() {
-  if (line_ != nullptr && !work_->label.empty()) line_->show(work_->label, work_->share, now() - work_->begin);
+  if (line_ == nullptr || work_->label.empty()) return;
+  const double seconds = now() - work_->begin;
+  line_->show(work_->label, work_->estimate(seconds), seconds);
 }
 
 }  // namespace ringspan::cli
