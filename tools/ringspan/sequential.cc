@@ -316,6 +316,32 @@ std::int64_t forecast(const Plan& plan) {
   return bytes;
 }
 
+// One rank from its input to its part of the output; its memory is free again when this returns.
+void run_rank(const Plan& plan, const Inputs& inputs, Layout layout, const WorldOptions& options, Shared& shared,
+              Target& target, SequentialReport& report) {
+  const PlanData& data = plan.data();
+  const int ranks = data.problem.ranks;
+  report.forecast_bytes = std::max(report.forecast_bytes, forecast(plan));
+  const Pages arena(plan.arena_bytes());
+  RankWork work(plan, inputs, layout);
+  LonelyCommunicator communicator(data, shared);
+  ProgressLine line(options.show_progress);
+  WatchedCommunicator watched(communicator, plan, &line);
+  watched.set_prefix(fmt::format("rank {}/{} ", data.rank, ranks));
+  Attention attention(plan, watched, options.execute, {arena.data(), static_cast<std::size_t>(arena.bytes())});
+  const auto announce = [&](Pass pass) { communicator.begin(pass == Pass::forward ? data.forward : data.backward); };
+  report.world.ranks.push_back(work.run(attention, watched, announce));
+  report.world.forward_seconds += report.world.ranks.back().forward_seconds;
+  report.world.backward_seconds += report.world.ranks.back().backward_seconds;
+  report.world.sent.insert(report.world.sent.end(), watched.sent_bytes().begin(), watched.sent_bytes().end());
+  work.store_queries(target);
+  if (data.has_backward) {
+    add_own(data, TensorKind::dk, arena.data(), work.dk(), shared);
+    add_own(data, TensorKind::dv, arena.data(), work.dv(), shared);
+  }
+  if (data.rank + 1 == ranks) work.store_sinks(target);
+}
+
 }  // namespace
 
 SequentialReport run_sequentially(const Problem& problem, const PlanOptions& plan_options, const Inputs& inputs, Layout layout,
@@ -333,28 +359,7 @@ SequentialReport run_sequentially(const Problem& problem, const PlanOptions& pla
   reset_peak();
   const std::int64_t resident = status_bytes("VmRSS:");
   for (int rank = 0; rank < problem.ranks; ++rank) {
-    const Plan plan = make_plan(problem, plan_options, rank);
-    const PlanData& data = plan.data();
-    report.forecast_bytes = std::max(report.forecast_bytes, forecast(plan));
-    const Pages arena(plan.arena_bytes());
-    RankWork work(plan, inputs, layout);
-    LonelyCommunicator communicator(data, shared);
-    ProgressLine line(options.show_progress);
-    WatchedCommunicator watched(communicator, plan, &line);
-    Attention attention(plan, watched, options.execute, {arena.data(), static_cast<std::size_t>(arena.bytes())});
-    watched.set_prefix(fmt::format("rank {}/{} ", rank, problem.ranks));
-    report.world.ranks.push_back(work.run(
-        attention, watched, [&](Pass pass) { communicator.begin(pass == Pass::forward ? data.forward : data.backward); }));
-    const RankReport& measured = report.world.ranks.back();
-    report.world.forward_seconds += measured.forward_seconds;
-    report.world.backward_seconds += measured.backward_seconds;
-    report.world.sent.insert(report.world.sent.end(), watched.sent_bytes().begin(), watched.sent_bytes().end());
-    work.store_queries(target);
-    if (backward) {
-      add_own(data, TensorKind::dk, arena.data(), work.dk(), shared);
-      add_own(data, TensorKind::dv, arena.data(), work.dv(), shared);
-    }
-    if (rank + 1 == problem.ranks) work.store_sinks(target);
+    run_rank(make_plan(problem, plan_options, rank), inputs, layout, options, shared, target, report);
   }
   if (backward) {
     store(shared.dk, problem.dtype, "dk", shared, target);
