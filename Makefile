@@ -2,7 +2,7 @@
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup build demo demo-cli test test-quick bench sanitize format lint clean
+.PHONY: help setup configure build demo demo-cli test test-quick bench sanitize format lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -10,13 +10,16 @@ help: ## this list
 setup: ## install what is missing (packages and .venv)
 	@scripts/setup
 
-build: setup ## build the library, the program and the tests: build/release
+configure: setup
 	@cmake --preset release -Wno-dev --log-level=WARNING
+
+build: configure ## build the library, the program and the tests: build/release
 	cmake --build --preset release --parallel $(JOBS)
 
 demo: demo-cli ## the main job on real input, checked against the oracle
 
-demo-cli: build ## the demo of the command-line program
+demo-cli: configure ## the demo of the command-line program; builds the program only
+	cmake --build --preset release --parallel $(JOBS) --target ringspan_program
 	@scripts/demo build/release/bin/ringspan
 
 test: build ## every test
