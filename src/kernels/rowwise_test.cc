@@ -241,6 +241,19 @@ TEST_P(RowwiseTest, DeltaOverAllTypes) {
   }
 }
 
+TEST_P(RowwiseTest, DeltaSubtractsDlse) {
+  Tensor d_out = random_tensor(DType::float32, 2, rows_, 2, 16, false, 103);
+  Tensor o = random_tensor(DType::float32, 2, rows_, 2, 16, true, 104);
+  Tensor delta = random_tensor(DType::float32, 2, rows_, 2, 1, true, 105);
+  Tensor dlse = random_tensor(DType::float32, 2, rows_, 2, 1, false, 106);
+  delta_rows(std::vector{task_of(o, {operand(d_out), operand(o), operand(delta)})}, 16, context());
+  const Tensor without = delta;
+  delta_rows(std::vector{task_of(o, {operand(d_out), operand(o), operand(delta), operand(dlse)})}, 16, context());
+  delta.for_each([&](auto b, auto r, auto h, auto) {
+    ASSERT_EQ(delta.get(b, r, h, 0), static_cast<float>(without.get(b, r, h, 0) - dlse.get(b, r, h, 0)));
+  });
+}
+
 TEST_P(RowwiseTest, SinkGradient) {
   const std::vector<float> sinks{0.3F, -2.0F, 1.0F, 0.5F};
   Tensor lse = random_tensor(DType::float32, 2, rows_, 2, 1, false, 110);
