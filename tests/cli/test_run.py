@@ -6,7 +6,7 @@ import subprocess
 import unittest
 
 import safetensors_file
-from program import PROGRAM, ProgramTest, call
+from program import FAILED, PROGRAM, ProgramTest, call
 
 STRATEGIES = ["local", "all-gather", "exchange", "ring", "pass-q", "ulysses"]
 TOLERANCE = {"F32": 2e-5, "BF16": 3e-2, "F16": 4e-3}  # of o and gradients of order one
@@ -164,6 +164,22 @@ class Run(ProgramTest):
         shifted = {"pad": ("U8", [1], b"x"), **tensors}
         found, _ = self.results(self.write("shifted.safetensors", shifted), "--grad", "ones")
         self.assertEqual(found, expected)
+
+    def test_results_that_fail_verification_are_not_written(self):
+        tensors = safetensors_file.qkv(6, 1, 4)
+        values = safetensors_file.decode(tensors["q"][2])
+        tensors["q"] = ("F32", [1, 6, 1, 4], safetensors_file.encode([float("nan"), *values[1:]]))
+        source = self.write("in.safetensors", tensors)
+        arguments = ["run", "--input", source, "--output", self.path("out.safetensors")]
+        report = self.run_json(*arguments, "--verify", code=FAILED)
+        self.assertIsNone(report["output"])
+        self.assertIn("no output was written", report["notes"][-1])
+        failed = {tensor["name"]: tensor["failures"] for tensor in report["verification"]["tensors"]}
+        self.assertEqual(failed, {"o": 4, "lse": 1})
+        self.assertIn("FAILED", self.run_program(*arguments, "--verify", code=FAILED).stdout)
+        self.assertEqual(os.listdir(self.folder), ["in.safetensors"])
+        self.run_program(*arguments)  # unasked, NaN in gives NaN out
+        self.assertIn("out.safetensors", os.listdir(self.folder))
 
     def test_memory_budget_shrinks_buckets_and_keeps_results(self):
         source = self.write("in.safetensors", safetensors_file.qkv(600, 2, 16))
