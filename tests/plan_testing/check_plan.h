@@ -140,7 +140,16 @@ class Hazards {
   enum : std::uint8_t { kWritten = 1, kSending = 2, kReceiving = 4, kUnread = 8 };
   enum class Access : std::uint8_t { read, write, update };
 
-  std::int64_t arena_bytes() const { return std::max(data_.forward.arena_bytes, data_.backward.arena_bytes); }
+  // Without the kernels' scratch, which is large and nobody else's.
+  std::int64_t arena_bytes() const {
+    std::int64_t end = 0;
+    for (const Program* program : {&data_.forward, &data_.backward}) {
+      for (const Region& r : program->regions) {
+        if (r.component != internal::Component::scratch) end = std::max(end, r.offset + r.bytes);
+      }
+    }
+    return end;
+  }
 
   std::string check_regions(const Program& program) const {
     std::vector<Region> sorted = program.regions;
@@ -341,6 +350,7 @@ class Hazards {
         if (r.bytes > 0 && view.offset >= r.offset && view.offset < r.offset + r.bytes) region = &r;
       }
       if (region == nullptr) return fail("a view outside of all regions");
+      if (region->component == internal::Component::scratch) return fail("a view in the kernel's scratch");
     }
     for (std::int64_t b = batch_first; b < batch_first + batch_count; ++b) {
       for (std::int64_t h = 0; h < heads.count; ++h) {
