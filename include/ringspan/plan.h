@@ -33,14 +33,14 @@ struct PlanOptions {
   static constexpr std::int64_t kBucketNone = -1;
 
   Strategy strategy = Strategy::automatic;
-  int computing_ranks = 0;                  // local only: how many ranks compute; 0: one
-  std::int64_t bucket_rows = kBucketAuto;   // rows of a chunk that travel at once; kBucketNone: whole chunks
-  std::int64_t memory_budget = 0;           // bytes per rank, user tensors and arena; 0: unlimited
+  int computing_ranks = 0;                 // local only: how many ranks compute; 0: one
+  std::int64_t bucket_rows = kBucketAuto;  // rows of a chunk that travel at once; kBucketNone: whole chunks
+  std::int64_t memory_budget = 0;          // bytes per rank, user tensors and arena; 0: unlimited
   CostModel cost;
-  bool backward = true;                     // plan the backward pass too
-  bool keep_o_float32 = true;               // for 16-bit training: keep o in float32, delta is computed from it
-  int threads = 1;                          // of this rank's kernels
-  std::string attend_kernel;                // by name; empty: the best that supports the shape
+  bool backward = true;        // plan the backward pass too
+  bool keep_o_float32 = true;  // for 16-bit training: keep o in float32, delta is computed from it
+  int threads = 1;             // of this rank's kernels
+  std::string attend_kernel;   // by name; empty: the best that supports the shape
   std::string attend_backward_kernel;
 };
 

@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <random>
@@ -114,8 +115,8 @@ RankTensors::RankTensors(const Case& test, const Whole& whole, int rank)
   load(v_, shard_k, p.tokens_k, p.batch, whole.v.data());
   load(d_out_, shard_q, p.tokens_q, p.batch, whole.d_out.data());
   load(dlse_, shard_q, p.tokens_q, p.batch * p.heads, whole.dlse.data());
-  std::memcpy(at(sinks_), whole.sinks.data(), sinks_.bytes);
-  std::memcpy(at(slopes_), whole.slopes.data(), slopes_.bytes);
+  std::copy(whole.sinks.begin(), whole.sinks.end(), reinterpret_cast<float*>(at(sinks_)));
+  std::copy(whole.slopes.begin(), whole.slopes.end(), reinterpret_cast<float*>(at(slopes_)));
 }
 
 std::int64_t RankTensors::bytes() const {
@@ -197,7 +198,7 @@ class Gather {
     for (const RankTensors& rank : ranks_) {
       const auto* values = reinterpret_cast<const float*>(rank.at(rank.dsinks_));
       std::vector<float> dsinks(values, values + (p.sinks ? p.heads : 0));
-      if (&rank != &ranks_.front() && std::memcmp(dsinks.data(), outputs.dsinks.data(), dsinks.size() * 4) != 0) {
+      if (p.sinks && &rank != &ranks_.front() && std::memcmp(dsinks.data(), outputs.dsinks.data(), dsinks.size() * 4) != 0) {
         throw Error("ranks hold different dsinks");
       }
       outputs.dsinks = dsinks;
@@ -221,10 +222,11 @@ class Gather {
     for (const RankTensors& rank : ranks_) {
       const std::byte* local = rank.at(rank.*block);
       const std::size_t bytes = (rank.*block).bytes;
+      if (bytes == 0) continue;
       if (!keys && p.replicated_q) {
         if (&rank == &ranks_.front()) std::memcpy(full, local, bytes);
         if (std::memcmp(full, local, bytes) != 0) throw Error("ranks computed different bits of a replicated output");
-      } else if (bytes > 0) {
+      } else {
         unshard_rows(keys ? rank.shard_k : rank.shard_q, keys ? p.tokens_k : p.tokens_q, outer, row_bytes, local, full);
       }
     }

@@ -13,7 +13,8 @@
 namespace ringspan::testing {
 namespace {
 
-Case make(std::string_view pattern, Strategy strategy, int ranks, std::int64_t tokens, std::string_view sharding = "contiguous") {
+Case make(std::string_view pattern, Strategy strategy, int ranks, std::int64_t tokens,
+          std::string_view sharding = "contiguous") {
   Case test;
   Problem& p = test.problem;
   p.tokens_q = p.tokens_k = tokens;
@@ -107,7 +108,8 @@ TEST(Mission, ReplicatedQueryRing) {
 
 // Dilation restarted at every chunk: a key's residue was counted from the chunk, not from its segment.
 TEST(Mission, DilationAcrossRanksAndChunkBoundaries) {
-  for (const Strategy strategy : {Strategy::ring, Strategy::exchange, Strategy::all_gather, Strategy::pass_q, Strategy::ulysses}) {
+  for (const Strategy strategy :
+       {Strategy::ring, Strategy::exchange, Strategy::all_gather, Strategy::pass_q, Strategy::ulysses}) {
     for (const char* dialect : {"longnet", "torchscale", "head_groups"}) {
       // Segments straddle ranks (3 ranks of 34, 33, 33 rows) and rates do not divide them.
       EXPECT_EQ(judge(make("dilated:10x1,25x3,80x4@" + std::string(dialect), strategy, 3, 100)), "");

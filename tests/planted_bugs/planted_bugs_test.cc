@@ -74,7 +74,8 @@ TEST(PlantedBugs, StaleKeyStep) {
     }
     ASSERT_EQ(slots.size(), 2U);
     for (internal::View& view : data.forward.views) {
-      if (view.in_arena && view.offset >= slots[1] && (view.kind == internal::TensorKind::k || view.kind == internal::TensorKind::v)) {
+      if (view.in_arena && view.offset >= slots[1] &&
+          (view.kind == internal::TensorKind::k || view.kind == internal::TensorKind::v)) {
         view.offset += slots[0] - slots[1];
       }
     }

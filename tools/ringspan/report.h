@@ -19,7 +19,7 @@ struct RunReport {
   std::vector<Plan> plans;  // of all ranks
   std::string input, output;
   std::string transport;  // threads, processes or sequential
-  bool chosen = false;       // the strategy, by automatic
+  bool chosen = false;    // the strategy, by automatic
   std::string problem_line;
   std::vector<std::string> notes;
   std::int64_t one_rank_bytes = 0;  // that one rank would need for the same problem
