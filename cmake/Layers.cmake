@@ -9,6 +9,8 @@
 # is core, but for files called *_slow_test.cc, which are slow instead.
 include_guard(GLOBAL)
 
+# Not core under ThreadSanitizer: pure functions, and memory, which runs what other tests run, at larger sizes.
+set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|memory)_")
 set(RINGSPAN_TEST_KINDS property parity gradient faults conformance errors)
 
 add_library(ringspan_options INTERFACE)
@@ -103,6 +105,9 @@ function(ringspan_test name)
   cmake_parse_arguments(arg "" "" "SOURCES;LAYERS;OBJECTS;LINK;LABELS" ${ARGN})
   if(NOT arg_LABELS)
     set(arg_LABELS unit core)
+  endif()
+  if(RINGSPAN_SANITIZE MATCHES thread AND name MATCHES "${RINGSPAN_TESTS_WITHOUT_THREADS}")
+    list(REMOVE_ITEM arg_LABELS core)
   endif()
   foreach(layer ${arg_LAYERS})
     get_target_property(objects ringspan_${layer} RINGSPAN_OBJECTS)
