@@ -10,7 +10,7 @@
 // dense last dimension; data aligned to its element. lse is (batch, heads, local tokens), float32, natural logarithm.
 // Nothing is allocated inside forward and backward; all scratch memory is one arena of plan().arena_bytes() bytes.
 // One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps
-// what Plan::memory calls "saved").
+// what Plan::memory calls "saved"), unless restore_saved() gave back what an earlier one had kept.
 #pragma once
 
 #include <cstddef>
@@ -103,6 +103,10 @@ class Attention {
   const Plan& plan() const;
   void forward(const ForwardTensors& tensors);
   void backward(const BackwardTensors& tensors);
+  // What backward() reads of forward() besides tensors, as it lies in the arena; empty where nothing is kept. Copied away after
+  // a forward() and given back later, it lets several forward() run before their backward(), as the layers of a model do.
+  std::span<const std::byte> saved() const;
+  void restore_saved(std::span<const std::byte> saved);
   const PassStats& stats(Pass pass) const;
   // Time line of the latest passes as Chrome trace JSON (ExecuteOptions::trace).
   std::string trace_json() const;

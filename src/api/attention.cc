@@ -49,6 +49,8 @@ Attention& Attention::operator=(Attention&&) noexcept = default;
 const Plan& Attention::plan() const { return impl_->executor->plan(); }
 void Attention::forward(const ForwardTensors& tensors) { impl_->executor->forward(tensors); }
 void Attention::backward(const BackwardTensors& tensors) { impl_->executor->backward(tensors); }
+std::span<const std::byte> Attention::saved() const { return impl_->executor->saved(); }
+void Attention::restore_saved(std::span<const std::byte> saved) { impl_->executor->restore_saved(saved); }
 const PassStats& Attention::stats(Pass pass) const { return impl_->executor->stats(pass); }
 std::string Attention::trace_json() const { return impl_->executor->trace().json(); }
 

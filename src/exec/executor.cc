@@ -124,6 +124,25 @@ void Executor::backward(const BackwardTensors& tensors) {
   });
 }
 
+// The saved regions lie at the beginning of the arena, at the same places in both programs.
+std::span<const std::byte> Executor::saved() const {
+  if (!plan_->has_backward) return {};
+  std::int64_t end = 0;
+  for (const Region& region : plan_->forward.regions) {
+    if (region.component == Component::saved) end = std::max(end, region.offset + region.bytes);
+  }
+  return {arena_.data(), static_cast<std::size_t>(end)};
+}
+
+void Executor::restore_saved(std::span<const std::byte> saved) {
+  const std::span<const std::byte> own = this->saved();
+  if (saved.size() != own.size()) {
+    throw InvalidArgument(fmt::format("saved has {} bytes, but the plan keeps {}", saved.size(), own.size()));
+  }
+  if (!own.empty()) std::memcpy(arena_.data(), saved.data(), saved.size());
+  has_forward_ = true;
+}
+
 template <typename Bind>
 void Executor::execute(Pass pass, const Bind& bind_tensors) {
   if (failure_ != nullptr) std::rethrow_exception(failure_);

@@ -45,6 +45,8 @@ class Executor {
 
   void forward(const ForwardTensors& tensors);
   void backward(const BackwardTensors& tensors);
+  std::span<const std::byte> saved() const;
+  void restore_saved(std::span<const std::byte> saved);
 
   const Plan& plan() const { return shared_plan_; }
   const PassStats& stats(Pass pass) const { return passes_[static_cast<int>(pass)].stats; }

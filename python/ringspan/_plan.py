@@ -1,0 +1,155 @@
+"""Plans: who computes, sends and keeps what, before any data is seen."""
+
+import html
+
+from . import _core
+from ._core import PlanOptions, Problem
+from ._pattern import combined, window_pair
+from ._sharding import Sharding, canonical
+from ._threads import num_threads
+from .errors import InvalidArgument
+
+
+def make_problem(
+    *, batch, tokens_q, tokens_k, heads, kv_heads, head_dim, head_dim_v, dtype, pattern, cu_seqlens_q=(), cu_seqlens_k=(),
+    lengths_q=(), lengths_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
+    sharding="contiguous", sharding_k=None,
+):  # fmt: skip
+    """A Problem from checked values."""
+    problem = Problem()
+    problem.batch, problem.tokens_q, problem.tokens_k = batch, tokens_q, tokens_k
+    problem.heads, problem.kv_heads = heads, kv_heads
+    problem.head_dim, problem.head_dim_v = head_dim, head_dim_v
+    problem.dtype = dtype
+    problem.pattern = pattern
+    problem.cu_seqlens_q, problem.cu_seqlens_k = list(cu_seqlens_q), list(cu_seqlens_k)
+    problem.lengths_q, problem.lengths_k = list(lengths_q), list(lengths_k)
+    if scale is not None:
+        if scale == 0:
+            raise InvalidArgument("scale (0) must not be 0; None means 1 / sqrt(head_dim)")
+        problem.scale = scale
+    problem.softcap = softcap
+    problem.alibi, problem.sinks = alibi, sinks
+    problem.dropout, problem.seed = dropout, seed
+    problem.ranks = ranks
+    problem.sharding_q = sharding
+    problem.sharding_k = sharding_k if sharding_k is not None else sharding
+    return problem
+
+
+def make_options(*, strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=1, kernel=""):
+    options = PlanOptions()
+    options.strategy = strategy
+    options.backward = backward
+    options.memory_budget = memory_budget
+    options.bucket_rows = bucket_rows
+    options.threads = threads
+    options.attend_kernel = kernel
+    options.attend_backward_kernel = kernel
+    return options
+
+
+def _bytes(value):
+    for unit in ("B", "KiB", "MiB", "GiB", "TiB"):
+        if value < 1024 or unit == "TiB":
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return ""
+
+
+class Plan:
+    """The plan of one rank. Prints itself; in a notebook it draws who attends whom, where the problem is small."""
+
+    def __init__(self, core, options):
+        self._core = core
+        self._options = options
+
+    strategy = property(lambda self: self._core.strategy, doc="The strategy that was chosen.")
+    rank = property(lambda self: self._core.rank)
+    bucket_rows = property(lambda self: self._core.bucket_rows, doc="Rows that travel at once; -1: whole chunks.")
+    pairs = property(lambda self: self._core.pairs, doc="(batch, head, query, key) pairs that this rank computes.")
+    rejected = property(lambda self: self._core.rejected, doc="(candidate, reason, modelled nanoseconds) of what was not taken.")
+    fingerprint = property(lambda self: self._core.fingerprint, doc="Equal on all ranks.")
+    arena_bytes = property(lambda self: self._core.arena_bytes(), doc="Scratch memory of this rank.")
+
+    def memory(self, backward=False):
+        """Bytes of this rank by component: the caller's tensors and the arena."""
+        lines = {}
+        for component, size, _ in self._core.memory(backward):
+            lines[component] = lines.get(component, 0) + size
+        return lines
+
+    def traffic(self, backward=False):
+        """(sent, received) bytes per peer."""
+        return self._core.traffic(backward)
+
+    def flops(self, backward=False):
+        return self._core.flops(backward)
+
+    def to_json(self):
+        return self._core.to_json()
+
+    def svg(self):
+        """Who attends whom, coloured by the rank that computes it. Only for small problems."""
+        return _core.draw_svg(self._core.problem, self._options)
+
+    def __str__(self):
+        return str(self._core)
+
+    def __repr__(self):
+        return f"<ringspan.Plan strategy={self.strategy} rank={self.rank}/{self._core.problem.ranks}>"
+
+    def _repr_html_(self):
+        problem = self._core.problem
+        rows = [
+            ("pattern", str(problem.pattern)),
+            ("tokens", f"{problem.tokens_q:,}" + (f" x {problem.tokens_k:,}" if problem.tokens_k != problem.tokens_q else "")),
+            ("ranks", f"{problem.ranks}, {problem.sharding_q}; this is rank {self.rank}"),
+            ("strategy", self.strategy),
+            ("pairs of this rank", f"{self.pairs:,}"),
+            ("memory, forward", _bytes(self._core.memory_bytes(False))),
+            ("received, forward", _bytes(sum(received for _, received in self.traffic()))),
+        ]
+        table = "".join(f"<tr><th style='text-align:left'>{html.escape(a)}</th><td>{html.escape(b)}</td></tr>" for a, b in rows)
+        small = max(problem.tokens_q, problem.tokens_k) <= _core.MAX_DRAWN_TOKENS and min(problem.tokens_q, problem.tokens_k) > 0
+        picture = self.svg() if small else f"<pre>{html.escape(str(self))}</pre>"
+        return f"<div><table>{table}</table>{picture}</div>"
+
+
+def plan(
+    tokens, *, tokens_k=None, ranks=1, rank=0, batch=1, heads=1, kv_heads=None, head_dim=64, head_dim_v=None, dtype="float32",
+    pattern=None, causal=False, window=None, cu_seqlens=None, cu_seqlens_k=None, softcap=0.0, dropout_p=0.0, alibi=False,
+    sinks=False, sharding="zigzag", strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=None,
+):  # fmt: skip
+    """What `rank` of `ranks` would compute, send and keep; needs no data and works for any size.
+
+    The arguments are those of attention(), with shapes in place of tensors. memory_budget is in bytes per rank (0: unlimited).
+    """
+    if isinstance(sharding, Sharding):
+        if (sharding.tokens, sharding.ranks) != (tokens, ranks):
+            raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens} over {ranks}")
+        sharding = sharding.kind
+    documents = cu_seqlens is not None
+    problem = make_problem(
+        batch=batch,
+        tokens_q=tokens,
+        tokens_k=tokens if tokens_k is None else tokens_k,
+        heads=heads,
+        kv_heads=heads if kv_heads is None else kv_heads,
+        head_dim=head_dim,
+        head_dim_v=head_dim if head_dim_v is None else head_dim_v,
+        dtype=dtype,
+        pattern=combined(str(pattern) if pattern is not None else "", bool(causal), window_pair(window), documents),
+        cu_seqlens_q=[int(x) for x in cu_seqlens] if documents else (),
+        cu_seqlens_k=[int(x) for x in cu_seqlens_k] if cu_seqlens_k is not None else (),
+        softcap=softcap,
+        alibi=alibi,
+        sinks=sinks,
+        dropout=dropout_p,
+        ranks=ranks,
+        sharding=canonical(sharding),
+    )
+    options = make_options(
+        strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, threads=threads or num_threads()
+    )
+    return Plan(_core.make_plan(problem, options, rank), options)

@@ -1,0 +1,83 @@
+"""Which rank holds which tokens."""
+
+import functools
+
+import numpy as np
+
+from . import _core
+from .errors import InvalidArgument
+
+KINDS = ("contiguous", "zigzag", "striped", "block_striped:SIZE", "explicit:FIRST-LAST[:STRIDE],...;...")
+
+
+@functools.lru_cache(maxsize=64)
+def _positions(kind, tokens, ranks, rank):
+    pieces = _core.shard_pieces(kind, tokens, ranks, rank)
+    parts = [np.arange(first, first + stride * count, stride, dtype=np.int64) for first, stride, count in pieces if count > 0]
+    positions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+    positions.flags.writeable = False
+    return positions
+
+
+def canonical(kind):
+    """The canonical text of a sharding; raises InvalidArgument with what was expected."""
+    if not isinstance(kind, str):
+        raise InvalidArgument(f"sharding ({kind!r}) must be a name ({', '.join(KINDS)}) or a ringspan.Sharding")
+    return _core.canonical_sharding(kind)
+
+
+class Sharding:
+    """Says which of `tokens` tokens each of `ranks` ranks holds.
+
+    kind: "contiguous", "zigzag" (rank r holds chunks r and 2p - 1 - r of 2p: balanced for causal attention), "striped"
+    (tokens r, r + p, ...), "block_striped:SIZE", or "explicit:0-99;100-199,300-399:2" (ranks separated by ';'). Any number of
+    tokens and ranks goes; a rank may hold none.
+    """
+
+    def __init__(self, kind="zigzag", *, tokens, ranks):
+        self.kind = canonical(kind)
+        self.tokens = int(tokens)
+        self.ranks = int(ranks)
+        if self.tokens < 0:
+            raise InvalidArgument(f"tokens ({tokens}) must not be negative")
+        if self.ranks < 1:
+            raise InvalidArgument(f"ranks ({ranks}) must be at least 1")
+        _core.shard_pieces(self.kind, self.tokens, self.ranks, 0)  # lists are disjoint and covering
+
+    @classmethod
+    def of_documents(cls, kind, cu_seqlens, *, ranks):
+        """Each document dealt by itself, as ring-flash-attn does for packed sequences: a rank holds its part of every document."""
+        offsets = [int(x) for x in cu_seqlens]
+        lists = [[] for _ in range(ranks)]
+        for begin, end in zip(offsets, offsets[1:]):
+            for rank in range(ranks):
+                for first, stride, count in _core.shard_pieces(canonical(kind), end - begin, ranks, rank):
+                    if count > 0:
+                        last = begin + first + (count - 1) * stride
+                        lists[rank].append(f"{begin + first}-{last}" + (f":{stride}" if stride > 1 and count > 1 else ""))
+        return cls("explicit:" + ";".join(",".join(ranges) for ranges in lists), tokens=offsets[-1], ranks=ranks)
+
+    def rows(self, rank):
+        """How many tokens the rank holds."""
+        self._check_rank(rank)
+        return _core.shard_rows(self.kind, self.tokens, self.ranks, rank)
+
+    def positions(self, rank):
+        """The global positions of the rank's tokens, in the order in which it stores them."""
+        self._check_rank(rank)
+        return _positions(self.kind, self.tokens, self.ranks, rank)
+
+    def _check_rank(self, rank):
+        if not 0 <= rank < self.ranks:
+            raise InvalidArgument(f"rank ({rank}) must be in [0, {self.ranks})")
+
+    def __repr__(self):
+        return f"{type(self).__name__}({self.kind!r}, tokens={self.tokens}, ranks={self.ranks})"
+
+    def __eq__(self, other):
+        if not isinstance(other, Sharding):
+            return NotImplemented
+        return (self.kind, self.tokens, self.ranks) == (other.kind, other.tokens, other.ranks)
+
+    def __hash__(self):
+        return hash((self.kind, self.tokens, self.ranks))

@@ -1,0 +1,30 @@
+"""How many threads the kernels of one rank use."""
+
+import os
+
+from .errors import InvalidArgument
+
+_threads = None
+
+
+def set_num_threads(n):
+    """Sets the number of threads of each rank's kernels; None: the default again (OMP_NUM_THREADS, else the cores)."""
+    global _threads
+    if n is not None and (not isinstance(n, int) or n < 1):
+        raise InvalidArgument(f"the number of threads ({n!r}) must be a positive integer, or None")
+    _threads = n
+
+
+def num_threads():
+    """The number of threads of each rank's kernels."""
+    if _threads is not None:
+        return _threads
+    import sys
+
+    torch = sys.modules.get("torch")
+    if torch is not None and hasattr(torch, "get_num_threads"):
+        return max(1, torch.get_num_threads())
+    text = os.environ.get("OMP_NUM_THREADS", "")
+    if text.isdigit() and int(text) > 0:
+        return int(text)
+    return max(1, len(os.sched_getaffinity(0)))

@@ -1,0 +1,230 @@
+"""ringspan.torch.attention."""
+
+import difflib
+import inspect
+
+import torch
+
+from .. import _threads  # noqa: F401  (set_num_threads is found beside attention)
+from .._pattern import window_pair
+from .._sharding import Sharding, canonical
+from ..errors import Error, InvalidArgument, UnknownArgument, Unsupported
+from . import _execute, _ops, _transport
+from ._spec import decode, encode
+
+LAYOUTS = ("bshd", "bhsd", "thd")
+
+# What other libraries call it.
+_ELSEWHERE = {
+    "attn_mask": "give pattern= (docs/cli.md), lengths= for padding, or cu_seqlens= for packed documents",
+    "attention_mask": "give pattern= (docs/cli.md), lengths= for padding, or cu_seqlens= for packed documents",
+    "mask": "give pattern= (docs/cli.md), lengths= for padding, or cu_seqlens= for packed documents",
+    "is_causal": "it is causal= here; torch aligns top-left where lengths differ: pattern='causal@top_left'",
+    "softmax_scale": "it is scale= here",
+    "window_size": "it is window=(left, right) here",
+    "sliding_window": "it is window=(left, right) here, both inclusive: (sliding_window - 1, 0)",
+    "dropout": "it is dropout_p= here",
+    "enable_gqa": "leave it out: GQA follows from the shapes",
+    "learnable_sink": "it is sinks= here",
+    "s_aux": "it is sinks= here",
+    "cu_seqlens_q": "it is cu_seqlens= here, and cu_seqlens_k= where keys differ",
+    "max_seqlen": "leave it out: it follows from cu_seqlens",
+    "max_seqlen_q": "leave it out: it follows from cu_seqlens",
+    "max_seqlen_k": "leave it out: it follows from cu_seqlens",
+    "return_attn_probs": "probabilities are never formed; return_lse=True returns the log-sum-exp",
+    "block_table": "paged keys are not supported",
+    "process_group": "it is group= here",
+}
+_deadline = 60.0
+
+
+def set_deadline(seconds):
+    """How long another rank may show no sign of life before a call on a group fails (60 at first).
+
+    A rank shows life while it is inside ringspan. One that does something else for longer (writes a checkpoint, evaluates) needs a
+    longer deadline on the others.
+    """
+    global _deadline
+    if not seconds > 0:
+        raise InvalidArgument(f"the deadline ({seconds}) must be positive")
+    _deadline = float(seconds)
+
+
+def _refuse_unknown(unknown):
+    for name in unknown:
+        if name in _ELSEWHERE:
+            raise UnknownArgument(f"attention() has no argument '{name}': {_ELSEWHERE[name]}")
+        near = difflib.get_close_matches(name, inspect.signature(attention).parameters, n=1)
+        raise UnknownArgument(f"attention() has no argument '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
+
+
+def _check_tensors(q, k, v, layout):
+    if layout not in LAYOUTS:
+        raise InvalidArgument(f"layout ({layout!r}) must be one of {', '.join(LAYOUTS)}")
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(t, torch.Tensor):
+            raise InvalidArgument(f"{name} ({type(t).__name__}) must be a torch.Tensor; for NumPy arrays use ringspan.attention")
+        if t.device.type not in ("cpu", "meta"):
+            raise Unsupported(f"{name} is on {t.device}; ringspan computes on CPU tensors, so move it with {name}.cpu()")
+        if t.dim() != len(layout):
+            raise InvalidArgument(f"{name} has {t.dim()} dimensions; layout '{layout}' needs {len(layout)}")
+        if t.dtype not in _execute.DTYPES:
+            raise Unsupported(f"{name}.dtype ({t.dtype}) is not supported; float32, bfloat16 and float16 are")
+        if t.dtype != q.dtype:
+            raise InvalidArgument(f"{name}.dtype ({t.dtype}) must equal q.dtype ({q.dtype})")
+
+
+def _check_shapes(q, k, v):  # (batch, tokens, heads, head_dim)
+    for name, t in (("k", k), ("v", v)):
+        if t.shape[0] != q.shape[0]:
+            raise InvalidArgument(f"{name}.batch ({t.shape[0]}) must equal q.batch ({q.shape[0]})")
+    if k.shape[3] != q.shape[3]:
+        raise InvalidArgument(f"k.head_dim ({k.shape[3]}) must equal q.head_dim ({q.shape[3]})")
+    if v.shape[1] != k.shape[1]:
+        raise InvalidArgument(f"v.tokens ({v.shape[1]}) must equal k.tokens ({k.shape[1]})")
+    if v.shape[2] != k.shape[2]:
+        raise InvalidArgument(f"v.heads ({v.shape[2]}) must equal k.heads ({k.shape[2]})")
+    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
+        raise InvalidArgument(f"q.heads ({q.shape[2]}) must be a multiple of k.heads ({k.shape[2]}); is the layout right?")
+
+
+def _float_vector(values, name, shapes):
+    if values is None:
+        return None
+    if not isinstance(values, torch.Tensor):
+        raise InvalidArgument(f"{name} ({type(values).__name__}) must be a torch.Tensor")
+    if tuple(values.shape) not in shapes:
+        raise InvalidArgument(f"{name} has shape {tuple(values.shape)}; expected {' or '.join(map(str, shapes))}")
+    return values.to(torch.float32).contiguous()
+
+
+def _offsets(values, name):
+    if values is None:
+        return None
+    if not isinstance(values, torch.Tensor):
+        values = torch.tensor([int(x) for x in values], dtype=torch.int32)
+    if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
+        raise InvalidArgument(f"{name} ({values.dtype}, {values.dim()} dimensions) must be a list or tensor of integers, one dimension")
+    return values
+
+
+def _number(value, name):
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise InvalidArgument(f"{name} ({value!r}) must be a number")
+    return float(value)
+
+
+def attention(
+    q, k, v, *, pattern=None, causal=False, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None, scale=None,
+    softcap=0.0, alibi_slopes=None, sinks=None, dropout_p=0.0, dropout_seed=None, group=None, ranks=None, sharding="zigzag",
+    strategy="auto", layout="bshd", return_lse=False, deterministic=True, deadline=None, memory_budget=0, bucket_rows=0, kernel="",
+    **unknown,
+):  # fmt: skip
+    """Exact attention with exact gradients, on one rank or over many.
+
+    q is (batch, tokens, heads, head_dim), k and v may have fewer heads (GQA: query head h reads kv head h // (heads / kv_heads)).
+    layout "bhsd" swaps tokens and heads, "thd" has no batch; strided views are read in place. float32, bfloat16, float16.
+
+    Who attends whom
+      pattern       text of docs/cli.md or ringspan.Pattern: "causal & window:4095,0", "dilated:2048x1,4096x2", "prefix:100", ...
+      causal        aligned at the lower right corner where q and k differ in length ("causal@top_left" in a pattern: upper left)
+      window        (left, right), inclusive; -1: no bound on that side
+      cu_seqlens    packed documents: (documents + 1) offsets into all tokens, of all ranks; cu_seqlens_k where keys differ
+      lengths       (batch): tokens of each batch item that are not padding, over all ranks; lengths_k where keys differ
+    Scores
+      scale (None: 1 / sqrt(head_dim)), softcap, alibi_slopes (heads) or (batch, heads), sinks (heads) with a gradient, dropout_p;
+      dropout_seed: else drawn from torch's generator, and that of rank 0 counts.
+    Ranks
+      group         None: this process alone, always. A process group or one-dimensional DeviceMesh: q, k, v are this rank's
+                    shards, and every rank of the group makes the same call.
+      ranks         N: whole tensors, computed as N ranks would, in threads of this process (for tests and studies)
+      sharding      a name, or a Sharding; with a name the tokens are the sum of what the ranks hold, dealt as the name says
+      strategy      "auto", "ring", "exchange", "all-gather", "ulysses", "pass-q", "local"
+      deadline      seconds without a sign of life of another rank after which all fail; see set_deadline
+      memory_budget bytes per rank (0: unlimited), bucket_rows: rows that travel at once (0: as the planner thinks best)
+
+    Returns o in the layout of q, and with return_lse=True also lse (batch, heads, tokens; "thd": (heads, tokens)), float32,
+    natural logarithm, differentiable. Results are always deterministic; `deterministic` is accepted for the likes of flash-attn.
+
+    The gradient of sinks on each rank of a group is its share: shares add up to the gradient, as those of weights do.
+    """
+    name = ""
+    if group is not None:
+        if ranks is not None:
+            raise InvalidArgument("give group (processes) or ranks (simulated in this process), not both")
+        group = _transport.group_of(group)
+        name = _transport.name_of(group)
+    try:
+        if unknown:
+            _refuse_unknown(unknown)
+        if not isinstance(deterministic, bool):
+            raise InvalidArgument(f"deterministic ({deterministic!r}) must be True or False; results always are")
+        inputs, text = _prepare(
+            q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
+            lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
+            dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, strategy=strategy, layout=layout,
+            deadline=_deadline if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
+        )  # fmt: skip
+    except Error as error:
+        if name and not torch.compiler.is_compiling():
+            _execute.group_named(name).refuse(error, _deadline)  # the others raise it too
+        raise
+    o, lse, _ = _ops.attention_forward(*inputs, text, name)
+    if layout == "bhsd":
+        o = o.transpose(1, 2)
+    elif layout == "thd":
+        o, lse = o[0], lse[0]
+    return (o, lse) if return_lse else o
+
+
+def _prepare(
+    q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
+    dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel,
+):  # fmt: skip
+    """The inputs of the op and its spec."""
+    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled("cpu") and q.device.type == "cpu":
+        dtype = torch.get_autocast_dtype("cpu")
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    _check_tensors(q, k, v, layout)
+    if layout == "bhsd":
+        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+    elif layout == "thd":
+        q, k, v = q[None], k[None], v[None]
+    _check_shapes(q, k, v)
+    heads, batch = q.shape[2], q.shape[0]
+    alibi_slopes = _float_vector(alibi_slopes, "alibi_slopes", ((heads,), (batch, heads)))
+    sinks = _float_vector(sinks, "sinks", ((heads,),))
+    cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
+    if cu_k is not None and cu_q is None:
+        raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
+    len_q, len_k = _offsets(lengths, "lengths"), _offsets(lengths_k, "lengths_k")
+    if len_q is not None and len_k is None:
+        len_k = len_q
+    dropout_p = _number(dropout_p, "dropout_p")
+    if not 0.0 <= dropout_p < 1.0:
+        raise InvalidArgument(f"dropout_p ({dropout_p}) must be in [0, 1)")
+    seed = None
+    if dropout_p > 0.0:
+        seed = torch.randint(0, 2**62, (1,), dtype=torch.int64) if dropout_seed is None else torch.tensor([dropout_seed], dtype=torch.int64)
+    sharding_tokens, sharding_ranks = -1, -1
+    if isinstance(sharding, Sharding):
+        kind, sharding_tokens, sharding_ranks = sharding.kind, sharding.tokens, sharding.ranks
+    else:
+        kind = sharding if torch.compiler.is_compiling() else canonical(sharding)
+    if ranks is not None:
+        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
+            raise InvalidArgument(f"ranks ({ranks!r}) must be a positive integer")
+        if sharding_tokens >= 0 and (sharding_tokens, sharding_ranks) != (q.shape[1], ranks):
+            raise InvalidArgument(f"sharding is of {sharding_tokens} tokens over {sharding_ranks} ranks; expected {q.shape[1]} over {ranks}")
+    needs_grad = torch.is_grad_enabled() and (
+        q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
+    )
+    text = encode(
+        "" if pattern is None else pattern if isinstance(pattern, str) else str(pattern), bool(causal), window_pair(window),
+        cu_q is not None, None if scale is None else _number(scale, "scale"), _number(softcap, "softcap"), dropout_p,
+        0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _number(deadline, "deadline"),
+        int(memory_budget), int(bucket_rows), kernel,
+    )  # fmt: skip
+    if not torch.compiler.is_compiling():
+        decode(text)
+    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, seed), text

@@ -1,0 +1,356 @@
+"""Runs the ops: from tensors to a Problem, its plan and its session, on one rank, as simulated ranks, or as one rank of a group.
+
+Sessions hold a plan and its arena. They are kept for the latest problems and used again; what backward needs of forward besides
+tensors leaves the session as a tensor (`saved`), so that the layers of a model share one.
+"""
+
+import hashlib
+import struct
+import threading
+from collections import OrderedDict
+
+import torch
+
+from .. import _core
+from .._plan import make_options, make_problem
+from .._threads import num_threads
+from ..errors import CommError, InvalidArgument
+from . import _transport
+from ._spec import decode
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+_KEPT_SESSIONS = 8
+_KEPT_PLANS = 64
+
+
+class _Recent:
+    """A dictionary of the latest few."""
+
+    def __init__(self, size):
+        self._size = size
+        self._items = OrderedDict()
+        self._lock = threading.Lock()
+
+    def take(self, key):
+        with self._lock:
+            return self._items.pop(key, None)
+
+    def put(self, key, value):
+        with self._lock:
+            self._items[key] = value
+            self._items.move_to_end(key)
+            while len(self._items) > self._size:
+                self._items.popitem(last=False)
+
+    def get(self, key):
+        with self._lock:
+            value = self._items.get(key)
+            if value is not None:
+                self._items.move_to_end(key)
+            return value
+
+    def clear(self):
+        with self._lock:
+            self._items.clear()
+
+
+def _pointer(t):
+    return (t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
+
+
+def _statistics(t):  # (batch, heads, tokens)
+    return (t.data_ptr(), t.stride(0), t.stride(2), t.stride(1))
+
+
+def _ints(t):
+    return tuple(t.tolist()) if t is not None else ()
+
+
+def dense_rows(t):
+    """The tensor itself unless its last dimension is strided, which kernels cannot read."""
+    return t if t.shape[-1] <= 1 or t.stride(-1) == 1 else t.contiguous()
+
+
+class Call:
+    """What a call of an op computes, but for the lengths of other ranks."""
+
+    def __init__(self, q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text):
+        self.spec = decode(text)
+        self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
+        self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k))
+        self.alibi, self.sinks = alibi is not None, sinks is not None
+        self.key = (text, self.shape, self.lists, self.alibi, self.sinks)
+
+    def problem(self, tokens_q, tokens_k, ranks):
+        (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
+        s = self.spec
+        return make_problem(
+            batch=b, tokens_q=tokens_q, tokens_k=tokens_k, heads=h, kv_heads=h_k, head_dim=d, head_dim_v=d_v, dtype=dtype,
+            pattern=s.pattern, cu_seqlens_q=self.lists[0], cu_seqlens_k=self.lists[1], lengths_q=self.lists[2],
+            lengths_k=self.lists[3], scale=s.scale, softcap=s.softcap, alibi=self.alibi, sinks=self.sinks, dropout=s.dropout,
+            ranks=ranks, sharding=s.sharding if ranks > 1 else "contiguous",
+        )  # fmt: skip
+
+    def options(self, threads, ranks):
+        s = self.spec
+        return make_options(
+            strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
+            bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel,
+        )  # fmt: skip
+
+    def fields(self, backward):
+        """What must be equal on all ranks: (name, value, hexadecimal); texts and lists by their hash."""
+        (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
+        s = self.spec
+
+        def hashed(value):
+            return struct.unpack("<q", hashlib.blake2b(repr(value).encode(), digest_size=8).digest())[0]
+
+        return [
+            ("the pass (0 forward, 1 backward)", int(backward), False),
+            ("batch", b, False),
+            ("heads", h, False),
+            ("kv_heads", h_k, False),
+            ("head_dim", d, False),
+            ("head_dim_v", d_v, False),
+            ("dtype (0 bfloat16, 1 float16, 2 float32)", ("bfloat16", "float16", "float32").index(dtype), False),
+            ("pattern, causal or window (hash)", hashed(str(s.pattern)), True),
+            ("cu_seqlens (hash)", hashed(self.lists[0]), True),
+            ("cu_seqlens_k (hash)", hashed(self.lists[1]), True),
+            ("lengths (hash)", hashed(self.lists[2]), True),
+            ("lengths_k (hash)", hashed(self.lists[3]), True),
+            ("scale (hash)", hashed(s.scale), True),
+            ("softcap (hash)", hashed(s.softcap), True),
+            ("dropout_p (hash)", hashed(s.dropout), True),
+            ("alibi_slopes", int(self.alibi), False),
+            ("sinks", int(self.sinks), False),
+            ("sharding (hash)", hashed((s.sharding, s.sharding_tokens, s.sharding_ranks)), True),
+            ("strategy (hash)", hashed(s.strategy), True),
+            ("whether gradients are needed", int(s.backward), False),
+            ("memory_budget", s.memory_budget, False),
+            ("bucket_rows", s.bucket_rows, False),
+        ]
+
+
+def seed_of(seed):
+    return int(seed.item()) if seed is not None else 0
+
+
+class _Alone:
+    """One rank, or several simulated in this process."""
+
+    def __init__(self):
+        self._sessions = _Recent(_KEPT_SESSIONS)
+        self._plans = _Recent(_KEPT_PLANS)
+
+    def run(self, call, seed, execute, simulate):
+        """execute(session) or simulate(plans)."""
+        ranks = max(1, call.spec.ranks)
+        threads = max(1, num_threads() // ranks)
+        key = (call.key, threads)
+        plain = ranks == 1 and call.spec.dropout == 0
+        session = self._sessions.take(key) if plain else None
+        if session is None:
+            plans = self._plans.get(key)
+            if plans is None:
+                problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
+                options = call.options(threads, ranks)
+                plans = [_core.make_plan(problem, options, rank) for rank in range(ranks)]
+                self._plans.put(key, plans)
+            if call.spec.dropout != 0:
+                plans = [plan.with_seed(seed) for plan in plans]
+            if ranks > 1:
+                return simulate(plans)
+            session = _core.Session(plans[0])
+        execute(session)
+        if plain:
+            self._sessions.put(key, session)
+        return None
+
+
+class _Group:
+    """One rank of a process group."""
+
+    def __init__(self, transport):
+        self.transport = transport
+        self.core = transport.core
+        self._calls = 0
+        self._sessions = _Recent(_KEPT_SESSIONS)
+        self._requests = _Recent(_KEPT_PLANS)  # call.key and pass: (fields, digest)
+        self._lengths = _Recent(_KEPT_PLANS)
+        self._kept = []  # what a failed execution may still be written to
+
+    def _request(self, call, backward):
+        request = self._requests.get((call.key, backward))
+        if request is None:
+            fields = call.fields(backward)
+            digest = struct.unpack("<q", hashlib.blake2b(repr(fields).encode(), digest_size=8).digest())[0]
+            request = (fields, digest)
+            self._requests.put((call.key, backward), request)
+        return request
+
+    def refuse(self, error, deadline):
+        """Takes part in a call with an error, so that all ranks raise it."""
+        with self.transport.lock:
+            self._greet(0, 0, 0, True, 0, deadline, error, [])
+
+    def run(self, call, backward, seed, execute, tensors):
+        with self.transport.lock:
+            return self._run(call, backward, seed, execute, tensors)
+
+    def _run(self, call, backward, seed, execute, tensors):
+        deadline = call.spec.deadline
+        self.transport.deadline = deadline
+        fields, digest = self._request(call, backward)
+        records = self._greet(digest, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
+        tokens_q, tokens_k = self._check_lengths(call.spec, records)
+        key = (digest if not backward else self._request(call, False)[1], tokens_q, tokens_k)
+        session = self._sessions.get(key)
+        if session is None:
+            problem = call.problem(tokens_q, tokens_k, self.core.size)
+            session = _core.Session(problem, call.options(num_threads(), self.core.size), self.core, deadline)
+            self._sessions.put(key, session)
+        if call.spec.dropout != 0:
+            session = _core.Session(session.plan.with_seed(records[0][6]), self.core, deadline)
+        try:
+            execute(session)
+        except BaseException:
+            # The process group may still write into what it was given.
+            self._kept.append((session, tensors))
+            raise
+        return None
+
+    def _greet(self, digest, tokens_q, tokens_k, failed, seed, deadline, error, fields):
+        """The records of all ranks, once they agree; raises on all ranks where they do not."""
+        self._calls += 1
+        records = self.core.greet(self._calls, digest, tokens_q, tokens_k, failed, seed, deadline)
+        first = records[0]
+        if any(record[0] != first[0] for record in records):
+            raise CommError(f"rank {self.core.rank}/{self.core.size}: ranks run different versions of ringspan: "
+                            + ", ".join(f"{record[0]} on rank {rank}" for rank, record in enumerate(records)))  # fmt: skip
+        if not any(record[5] or record[1:3] != first[1:3] for record in records):
+            return records
+        calls = [("the number of calls of attention on this group", self._calls, False)]
+        name, text = (type(error).__name__, str(error)) if error is not None else ("", "")
+        numbers = [record[1] for record in records]
+        self._calls = max(numbers)  # a disagreement leaves the group usable
+        self.core.agree([] if failed else calls + fields, name, text, deadline)
+        raise CommError(f"rank {self.core.rank}/{self.core.size}: ranks disagree on the arguments of attention")
+
+    def _check_lengths(self, spec, records):
+        key = (spec.text, tuple(record[3:5] for record in records))
+        known = self._lengths.get(key)
+        if known is None:
+            known = tuple(self._check_side(spec, [record[side] for record in records], name) for side, name in ((3, "q"), (4, "k")))
+            self._lengths.put(key, known)
+        return known
+
+    def _check_side(self, spec, local, name):
+        """The sum of the local lengths; raises, on all ranks alike, where it is not dealt as the sharding says."""
+        tokens, ranks = sum(local), len(local)
+        if spec.sharding_tokens >= 0 and name == "q" and (spec.sharding_tokens, spec.sharding_ranks) != (tokens, ranks):
+            raise InvalidArgument(f"sharding is of {spec.sharding_tokens} tokens over {spec.sharding_ranks} ranks, but the ranks of the "
+                                  f"group hold {tokens} tokens of q over {ranks}")  # fmt: skip
+        expected = [_core.shard_rows(spec.sharding, tokens, ranks, rank) for rank in range(ranks)]
+        if expected != local:
+            rank = next(r for r in range(ranks) if expected[r] != local[r])
+            raise InvalidArgument(f"{name} has {local[rank]} tokens on rank {rank}, but sharding '{spec.sharding}' deals {expected[rank]} "
+                                  f"of {tokens} tokens over {ranks} ranks to it; shard with ringspan.torch.Sharding")  # fmt: skip
+        return tokens
+
+
+_alone = _Alone()
+_groups = {}
+_groups_lock = threading.Lock()
+
+
+def group_named(name):
+    transport = _transport.transport_of(name)
+    with _groups_lock:
+        group = _groups.get(name)
+        if group is None or group.transport is not transport:
+            group = _groups[name] = _Group(transport)
+        return group
+
+
+def forget_plans():
+    """Drops the plans and arenas that are kept for problems seen before, on one rank and in simulation."""
+    _alone._sessions.clear()
+    _alone._plans.clear()
+
+
+def _run(call, backward, seed, group, execute, simulate, tensors):
+    if group:
+        group_named(group).run(call, backward, seed, execute, tensors)
+    else:
+        _alone.run(call, seed, execute, simulate)
+
+
+def empty_rows(like, dim, layout):
+    """(batch, tokens, heads, dim), dense in the caller's layout."""
+    b, n, h = like.shape[0], like.shape[1], like.shape[2]
+    if layout == "bhsd":
+        return like.new_empty((b, h, n, dim)).transpose(1, 2)
+    return like.new_empty((b, n, h, dim))
+
+
+def saved_bytes(spec, q, v):
+    """What backward needs besides tensors: o in float32 for 16-bit training, o per branch of the torchscale dialect."""
+    states = spec.pattern.states
+    if not spec.backward or (q.dtype == torch.float32 and states == 1):
+        return 0
+    return 4 * states * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[3]
+
+
+def _vectors(alibi, sinks, heads):
+    return dict(
+        alibi=alibi.data_ptr() if alibi is not None else 0,
+        alibi_stride=heads if alibi is not None and alibi.dim() == 2 else 0,
+        sinks=sinks.data_ptr() if sinks is not None else 0,
+    )
+
+
+def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
+    call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+    q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
+    o = empty_rows(q, v.shape[3], call.spec.layout)
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
+    saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8)
+    tensors = (_pointer(q), _pointer(k), _pointer(v), _pointer(o), _statistics(lse))
+    named = dict(_vectors(alibi, sinks, q.shape[2]), saved=saved.data_ptr(), saved_bytes=saved.numel())
+    _run(
+        call, False, seed_of(seed), group,
+        lambda session: session.forward(*tensors, **named),
+        lambda plans: _core.simulate_forward(plans, *tensors, **named),
+        (q, k, v, o, lse, saved),
+    )  # fmt: skip
+    return o, lse, saved
+
+
+def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
+    call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+    q, k, v, d_out = dense_rows(q), dense_rows(k), dense_rows(v), dense_rows(d_out)
+    layout = call.spec.layout
+    dq, dk, dv = (empty_rows(t, t.shape[3], layout) for t in (q, k, v))
+    dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32)
+    if o is None:  # kept in `saved`
+        o = q.new_empty((0,))
+        o_tuple = (0, 0, 0, 0)
+    else:
+        o_tuple = _pointer(o)
+    tensors = [
+        _pointer(q), _pointer(k), _pointer(v), o_tuple, _statistics(lse), _pointer(d_out),
+        (0, 0, 0, 0) if dlse is None else _statistics(dlse), _pointer(dq), _pointer(dk), _pointer(dv),
+    ]  # fmt: skip
+    named = dict(_vectors(alibi, sinks, q.shape[2]), dsinks=dsinks.data_ptr() if sinks is not None else 0, saved=saved.data_ptr(),
+                 saved_bytes=saved.numel())  # fmt: skip
+    _run(
+        call, True, seed_of(seed), group,
+        lambda session: session.backward(tensors, **named),
+        lambda plans: _core.simulate_backward(plans, tensors, **named),
+        (q, k, v, o, lse, d_out, dlse, dq, dk, dv, saved),
+    )  # fmt: skip
+    return dq, dk, dv, dsinks
+
+
+__all__ = ["DTYPES", "backward", "empty_rows", "forget_plans", "forward", "group_named", "saved_bytes"]

@@ -1,0 +1,128 @@
+"""Sharding of torch tensors: from whole tensors to a rank's part and back, positions, labels and the mean of losses."""
+
+import torch
+import torch.distributed as dist
+
+from .._sharding import Sharding as _Sharding
+from ..errors import InvalidArgument
+from . import _transport
+
+
+class _Unshard(torch.autograd.Function):
+    """All ranks' parts as one tensor, on every rank. Backward: this rank's rows of the sum of all ranks' gradients, for every rank
+    computes with the whole tensor."""
+
+    @staticmethod
+    def forward(ctx, local, sharding, group, dim):
+        ctx.sharding, ctx.group, ctx.dim = sharding, group, dim
+        rows = max(sharding.rows(r) for r in range(sharding.ranks))
+        local = local.movedim(dim, 0)
+        padded = local.new_zeros((rows, *local.shape[1:]))
+        padded[: local.shape[0]] = local
+        parts = [torch.empty_like(padded) for _ in range(sharding.ranks)]
+        dist.all_gather(parts, padded, group=group)
+        whole = local.new_empty((sharding.tokens, *local.shape[1:]))
+        for rank, part in enumerate(parts):
+            positions = sharding.index(rank)
+            whole[positions] = part[: positions.numel()]
+        return whole.movedim(0, dim)
+
+    @staticmethod
+    def backward(ctx, grad):
+        grad = grad.contiguous().clone()
+        dist.all_reduce(grad, group=ctx.group)
+        return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(ctx.group))), None, None, None
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """The sum over the ranks, whose gradient goes to each rank as it is: losses add up."""
+
+    @staticmethod
+    def forward(ctx, value, group):
+        value = value.clone()
+        dist.all_reduce(value, group=group)
+        return value
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, None
+
+
+class Sharding(_Sharding):
+    """A ringspan.Sharding with tensors: shard, unshard, positions for RoPE, labels, the mean of losses.
+
+        sharding = Sharding("zigzag", tokens=n, ranks=dist.get_world_size(group))
+        x = sharding.shard(x, rank=r)                       # (batch, tokens, ...) -> (batch, this rank's tokens, ...)
+        o = attention(q, k, v, causal=True, group=group, sharding=sharding)
+        whole = sharding.unshard(o, group=group)
+    """
+
+    def index(self, rank):
+        """positions(rank) as a tensor of int64."""
+        return torch.from_numpy(super().positions(rank).copy())
+
+    def positions(self, rank):
+        """The global positions of the rank's tokens, in the order in which it stores them: what RoPE needs."""
+        return self.index(rank)
+
+    def shard(self, tensor, *, rank=None, group=None, dim=1):
+        """The rank's part of a whole tensor; differentiable. Without a rank: this process's in the group."""
+        if rank is None:
+            if group is None:
+                raise InvalidArgument("shard() needs rank, or the group in which this process has one")
+            rank = dist.get_rank(_transport.group_of(group))
+        self._check_dim(tensor, dim, self.tokens)
+        return tensor.index_select(dim, self.positions(rank).to(tensor.device))
+
+    def unshard(self, tensor, *, group=None, dim=1):
+        """The whole tensor on every rank, from each rank's part; or, without a group, from the list of all parts. Differentiable:
+        a rank's part gets the sum of the gradients that the ranks have for it."""
+        if isinstance(tensor, (list, tuple)):
+            if group is not None or len(tensor) != self.ranks:
+                raise InvalidArgument(f"a list of {len(tensor)} parts needs no group and must have {self.ranks} of them")
+            for rank, part in enumerate(tensor):
+                self._check_dim(part, dim, self.rows(rank))
+            order = torch.cat([self.positions(rank) for rank in range(self.ranks)])
+            return torch.cat(list(tensor), dim).index_select(dim, torch.argsort(order))
+        if group is None:
+            raise InvalidArgument("unshard() needs the group, or the list of all ranks' parts")
+        group = _transport.group_of(group)
+        if dist.get_world_size(group) != self.ranks:
+            raise InvalidArgument(f"the group has {dist.get_world_size(group)} ranks, but the sharding {self.ranks}")
+        self._check_dim(tensor, dim, self.rows(dist.get_rank(group)))
+        return _Unshard.apply(tensor, self, group, dim % tensor.dim())
+
+    def next_labels(self, tokens, *, rank, dim=1, ignore_index=-100, cu_seqlens=None):
+        """The labels of the rank's tokens for predicting the next one, from the whole sequence: each token's successor, also
+        where another rank holds it; the last token (of each document) has none."""
+        self._check_dim(tokens, dim, self.tokens)
+        labels = torch.full_like(tokens, ignore_index)
+        if self.tokens > 1:
+            labels.narrow(dim, 0, self.tokens - 1).copy_(tokens.narrow(dim, 1, self.tokens - 1))
+        if cu_seqlens is not None:
+            last = torch.as_tensor([int(x) - 1 for x in cu_seqlens[1:] if int(x) > 0], dtype=torch.int64)
+            labels.index_fill_(dim, last, ignore_index)
+        return self.shard(labels, rank=rank, dim=dim)
+
+    def mean_loss(self, losses, *, group, labels=None, ignore_index=-100):
+        """The mean over all ranks' tokens of per-token losses (token-weighted, so uneven shards and ignored labels count right).
+
+        Backward gives each rank the gradient of the mean with respect to its own losses; gradients of weights are then to be
+        *summed* over the ranks (DDP and FSDP average: multiply the loss by the number of ranks)."""
+        group = _transport.group_of(group)
+        if labels is not None:
+            if labels.shape != losses.shape:
+                raise InvalidArgument(f"labels have shape {tuple(labels.shape)}, the losses {tuple(losses.shape)}")
+            valid = labels != ignore_index
+            losses = losses.where(valid, torch.zeros_like(losses))
+            count = valid.sum(dtype=torch.float64)
+        else:
+            count = torch.tensor(float(losses.numel()), dtype=torch.float64)
+        count = count.clone()
+        dist.all_reduce(count, group=group)
+        total = _SumOverRanks.apply(losses.sum(dtype=torch.float32), group)
+        return total / count.clamp(min=1.0).to(total.dtype)
+
+    def _check_dim(self, tensor, dim, expected):
+        if tensor.shape[dim] != expected:
+            raise InvalidArgument(f"the tensor has {tensor.shape[dim]} tokens in dimension {dim}; expected {expected}")

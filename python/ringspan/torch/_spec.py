@@ -1,0 +1,69 @@
+"""Spec: the options of a call as one string, which torch.library's schemas allow, and back.
+
+It holds nothing of the shapes, so that one compiled graph serves dynamic ones.
+"""
+
+import functools
+from dataclasses import dataclass
+
+from .._core import Pattern
+from .._pattern import combined
+
+
+@dataclass(frozen=True)
+class Spec:
+    text: str
+    pattern: Pattern
+    documents: bool
+    scale: float | None
+    softcap: float
+    dropout: float
+    ranks: int  # simulated in this process; 0: not
+    sharding: str
+    sharding_tokens: int  # -1: a name was given; the sum of the local lengths counts
+    sharding_ranks: int
+    strategy: str
+    layout: str
+    backward: bool
+    deadline: float
+    memory_budget: int
+    bucket_rows: int
+    kernel: str
+
+
+def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy,
+           layout, backward, deadline, memory_budget, bucket_rows, kernel):  # fmt: skip
+    """Only formatting: this is traced by torch.compile."""
+    bounds = "" if window is None else f"{window[0]},{window[1]}"
+    return (
+        f"{pattern}|{int(causal)}|{bounds}|{int(documents)}|{'' if scale is None else repr(scale)}|{softcap!r}|{dropout!r}|{ranks}|"
+        f"{sharding}|{sharding_tokens}|{sharding_ranks}|{strategy}|{layout}|{int(backward)}|{deadline!r}|{memory_budget}|"
+        f"{bucket_rows}|{kernel}"
+    )
+
+
+@functools.lru_cache(maxsize=1024)
+def decode(text):
+    """Raises InvalidArgument where the pattern or the window make no sense."""
+    (pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
+     backward, deadline, memory_budget, bucket_rows, kernel) = text.split("|")  # fmt: skip
+    window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
+    return Spec(
+        text=text,
+        pattern=combined(pattern, causal == "1", window, documents == "1"),
+        documents=documents == "1",
+        scale=float(scale) if scale else None,
+        softcap=float(softcap),
+        dropout=float(dropout),
+        ranks=int(ranks),
+        sharding=sharding,
+        sharding_tokens=int(sharding_tokens),
+        sharding_ranks=int(sharding_ranks),
+        strategy=strategy,
+        layout=layout,
+        backward=backward == "1",
+        deadline=float(deadline),
+        memory_budget=int(memory_budget),
+        bucket_rows=int(bucket_rows),
+        kernel=kernel,
+    )

@@ -1,0 +1,209 @@
+"""Ranks that are processes of torch.distributed: messages by isend and irecv on the user's group.
+
+The C++ side (TorchTransport) keeps requests and deadlines. Here bytes are handed to the process group, threads wait for its works
+(gloo's cannot be polled), and one more thread watches the group's store: it shows there that this rank is making progress, looks for
+signs of life of the ranks that are being waited for, and passes errors on, so that one rank's error ends the others' waiting.
+"""
+
+import queue
+import threading
+import weakref
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from ..errors import InvalidArgument, Unsupported
+
+_QUIET = 0.3  # seconds without any message after which the store is asked about the others
+
+
+def _store_of(group):
+    """The group's store by a connection of its own, or None: then only messages are signs of life."""
+    try:
+        if hasattr(group, "get_group_store"):
+            store = group.get_group_store()
+        else:
+            store = dist.distributed_c10d._get_process_group_store(group)
+        if hasattr(store, "clone"):
+            store = store.clone()
+        return dist.PrefixStore("ringspan", store)
+    except Exception:  # a private interface of torch, or a store that cannot be cloned
+        return None
+
+
+def _backend_of(group):
+    try:
+        return group._get_backend(torch.device("cpu")).name()
+    except (RuntimeError, ValueError):
+        raise Unsupported(
+            "the process group has no backend for CPU tensors, and ringspan computes on CPUs; "
+            'make it with init_process_group("gloo"), or "cpu:gloo,cuda:nccl" where CUDA needs nccl'
+        ) from None
+
+
+class _Waiter(threading.Thread):
+    """Waits for the works to or from one peer, in order: within a pair and a direction they complete in order."""
+
+    def __init__(self, owner, name):
+        super().__init__(name=name, daemon=True)
+        self.works = queue.SimpleQueue()
+        self.owner = weakref.ref(owner)
+        self.core = owner.core
+
+    def run(self):
+        while (item := self.works.get()) is not None:
+            work, tensor, message = item
+            try:
+                work.wait()
+            except Exception as error:
+                owner = self.owner()
+                told = owner.look_for_abort() if owner is not None else None
+                if told is None:
+                    self.core.message_failed(message, str(error).splitlines()[0] if str(error) else type(error).__name__)
+                continue
+            self.core.completed(message)
+            del work, tensor, item
+
+
+class Transport:
+    """One rank's end of a group. `core` is the communicator that the library drives."""
+
+    def __init__(self, group):
+        self.group = group
+        self.rank = dist.get_rank(group)
+        self.size = dist.get_world_size(group)
+        if self.rank < 0:
+            raise InvalidArgument("this process is not a member of the group; only members may call attention on it")
+        self.backend = _backend_of(group)
+        self.deadline = 60.0
+        self.lock = threading.Lock()
+        self._waiters = {}
+        self._global = [dist.get_global_rank(group, peer) for peer in range(self.size)]
+        self._store = _store_of(group)
+        self._abort = None  # what to tell the others
+        self._wake = threading.Event()
+        self._closed = False
+        self._watcher = None
+        ref = weakref.WeakMethod(self._post), weakref.WeakMethod(self._tell)
+        self.core = _core.TorchTransport(self.rank, self.size, lambda batch: ref[0]()(batch), lambda text: ref[1]()(text))
+
+    # ---- called by the core, with the GIL; neither may wait for a peer
+
+    def _post(self, batch):
+        if self._watcher is None and self._store is not None:
+            self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="ringspan-watch", daemon=True)
+            self._watcher.start()
+        tensors = [torch.frombuffer(memory, dtype=torch.uint8) for _, _, memory, _, _ in batch]
+        if self.backend == "gloo":
+            works = [
+                (self.group.send if send else self.group.recv)([tensor], peer, tag)
+                for (send, peer, _, tag, _), tensor in zip(batch, tensors)
+            ]
+        else:
+            works = dist.batch_isend_irecv([
+                dist.P2POp(dist.isend if send else dist.irecv, tensor, self._global[peer], self.group, tag)
+                for (send, peer, _, tag, _), tensor in zip(batch, tensors)
+            ])  # fmt: skip
+            if len(works) < len(batch):  # coalesced: one work for all
+                works = works * len(batch)
+        for (send, peer, _, _, message), tensor, work in zip(batch, tensors, works):
+            self._waiter(send, peer).works.put((work, tensor, message))
+
+    def _tell(self, text):
+        self._abort = text
+        self._wake.set()
+
+    def _waiter(self, send, peer):
+        waiter = self._waiters.get((send, peer))
+        if waiter is None:
+            waiter = self._waiters[send, peer] = _Waiter(self, f"ringspan-{'to' if send else 'from'}-{peer}")
+            waiter.start()
+        return waiter
+
+    # ---- the store
+
+    def look_for_abort(self):
+        """Passes on what another rank said before it failed; returns it."""
+        try:
+            if self._store is None or not self._store.check(["abort"]):
+                return None
+            text = self._store.get("abort").decode()
+        except Exception:  # the rank that holds the store is gone
+            return None
+        self.core.told_by_peer(text)
+        return text
+
+    def close(self):
+        self._closed = True
+        self._wake.set()
+        for waiter in self._waiters.values():
+            waiter.works.put(None)
+
+
+def _watch(reference):
+    calls = None
+    beats = {}
+    while True:
+        transport = reference()
+        if transport is None or transport._closed:
+            return
+        store, core, wake = transport._store, transport.core, transport._wake
+        interval = min(1.0, transport.deadline / 8)
+        try:
+            if transport._abort is not None:
+                text, transport._abort = transport._abort, None
+                if not store.check(["abort"]):
+                    store.set("abort", text)
+            now = core.calls
+            if now != calls:  # this rank is in ringspan and moves on
+                calls = now
+                store.add(f"alive{transport.rank}", 1)
+            if core.quiet_seconds > _QUIET:
+                for peer in core.outstanding_peers():
+                    beat = store.add(f"alive{peer}", 0)
+                    if beats.get(peer) not in (None, beat):
+                        core.peer_alive(peer)
+                    beats[peer] = beat
+                if core.outstanding_peers():
+                    transport.look_for_abort()
+                    interval = min(interval, 0.25)
+        except Exception:  # the store is gone: deadlines go on without it
+            interval = 1.0
+        del transport, store, core
+        wake.wait(interval)
+        wake.clear()
+
+
+_transports = {}
+_transports_lock = threading.Lock()
+
+
+def transport_of(name):
+    """The transport of the group of that name; made when it is first needed."""
+    group = dist.distributed_c10d._resolve_process_group(name)
+    with _transports_lock:
+        transport = _transports.get(name)
+        if transport is not None and transport.group is not group:  # destroyed, and made anew under the old name
+            transport.close()
+            transport = None
+        if transport is None:
+            transport = _transports[name] = Transport(group)
+        return transport
+
+
+def group_of(group):
+    """A process group, from one or from a one-dimensional DeviceMesh."""
+    if hasattr(group, "get_group") and not isinstance(group, dist.ProcessGroup):
+        if getattr(group, "ndim", 1) != 1:
+            raise InvalidArgument(f"the DeviceMesh has {group.ndim} dimensions; give one of them: mesh['name']")
+        return group.get_group()
+    return group
+
+
+def name_of(group):
+    """The name by which the ops find the group again."""
+    name = getattr(group, "group_name", None)
+    if not isinstance(name, str):
+        raise InvalidArgument(f"group ({type(group).__name__}) must be a torch.distributed process group or a DeviceMesh")
+    return name
