@@ -108,6 +108,9 @@ Progression intersect(const Progression& a, const Progression& b) {
   if (begin >= end) return {begin, 1, 0};
   if (b.stride == 1 || b.count == 1) return clip(a, begin, b.count == 1 && !a.contains(b.first) ? begin : end);
   if (a.stride == 1 || a.count == 1) return clip(b, begin, a.count == 1 && !b.contains(a.first) ? begin : end);
+  if (a.stride == b.stride) {  // the frequent case, without arithmetic of 128 bits
+    return (b.first - a.first) % a.stride == 0 ? clip(a, begin, end) : Progression{begin, 1, 0};
+  }
   const std::int64_t common = std::gcd(a.stride, b.stride);
   if ((b.first - a.first) % common != 0) return {begin, 1, 0};
   // x = a.first + a.stride u with u = (b.first - a.first) / a.stride (mod b.stride), all divided by the common factor.

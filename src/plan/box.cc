@@ -37,11 +37,31 @@ bool same_set(const Progression& a, const Progression& b) {
   return a.first == b.first && a.count == b.count && (a.count <= 1 || a.stride == b.stride);
 }
 
+// Whether two boxes differ in one dimension at most, as those must that join.
+bool alike(const Box& a, const Box& b) { return same_set(a.heads, b.heads) || same_set(a.positions, b.positions); }
+
 bool join(Box& a, const Box& b) {
   if (a.batch_first != b.batch_first || a.batch_count != b.batch_count) return false;
   if (same_set(a.heads, b.heads)) return join(a.positions, b.positions);
   if (same_set(a.positions, b.positions)) return join(a.heads, b.heads);
   return false;
+}
+
+// Whether two progressions may share a position; in doubt, yes.
+bool may_meet(const Progression& a, const Progression& b) {
+  if (a.first > b.last() || b.first > a.last()) return false;
+  return a.stride != b.stride || a.stride == 1 || (a.first - b.first) % a.stride == 0;
+}
+
+// The same of boxes: cheap, since most pairs of a set do not meet.
+bool may_meet(const Box& a, const Box& b) { return may_meet(a.heads, b.heads) && may_meet(a.positions, b.positions); }
+
+// Cuts `existing` out of the pieces; `next` is scratch.
+void cut_out(const Box& existing, std::vector<Box>& pieces, std::vector<Box>& next) {
+  if (std::none_of(pieces.begin(), pieces.end(), [&](const Box& piece) { return may_meet(piece, existing); })) return;
+  next.clear();
+  for (const Box& piece : pieces) subtract(piece, existing, next);
+  pieces.swap(next);
 }
 
 Progression cover(const Progression& a, const Progression& b) {
@@ -95,6 +115,7 @@ void BoxSet::append(Box box) {
   for (bool joined = true; joined;) {
     joined = false;
     for (std::size_t i = boxes_.size(); i-- > 0;) {
+      if (!alike(boxes_[i], box)) continue;
       Box candidate = boxes_[i];
       if (!join(candidate, box)) {
         candidate = box;
@@ -128,9 +149,7 @@ bool BoxSet::contains(const Box& box) const {
   std::vector<Box> pending{box};
   std::vector<Box> next;
   for (const Box& existing : boxes_) {
-    next.clear();
-    for (const Box& piece : pending) subtract(piece, existing, next);
-    pending.swap(next);
+    cut_out(existing, pending, next);
     if (pending.empty()) return true;
   }
   return pending.empty();
@@ -141,9 +160,7 @@ void BoxSet::add(const Box& box) {
   std::vector<Box> pending{box};
   std::vector<Box> next;
   for (const Box& existing : boxes_) {
-    next.clear();
-    for (const Box& piece : pending) subtract(piece, existing, next);
-    pending.swap(next);
+    cut_out(existing, pending, next);
     if (pending.empty()) return;
   }
   if (covered_) {

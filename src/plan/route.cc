@@ -1,6 +1,7 @@
 #include "plan/route.h"
 
 #include <algorithm>
+#include <limits>
 #include <optional>
 #include <utility>
 
@@ -70,10 +71,12 @@ std::vector<Leg> legs_to(Readers& readers, int ranks, int direction, int hops) {
   std::vector<Leg> legs;
   Union carried(readers.pieces());
   std::int64_t rows = 0;
+  const std::vector<Box>* added = &kNothing;  // neighbours often read the same
   for (int hop = hops; hop >= 1 && rows < readers.rows(); --hop) {
     const std::vector<Box>& reads = readers.at(direction == 0 ? hop : ranks - hop);
-    if (reads.empty() || (!legs.empty() && reads == legs.back().boxes)) continue;
+    if (reads.empty() || reads == *added || (!legs.empty() && reads == legs.back().boxes)) continue;
     carried.add(reads);
+    added = &reads;
     std::vector<Box> boxes = carried.boxes();
     const std::int64_t now = row_count(boxes);
     if (now == rows) continue;
@@ -94,6 +97,15 @@ std::int64_t rows_moved(std::span<const Leg> legs) {
   return rows;
 }
 
+// A bound of rows_moved(legs_to(...)) from below, without their unions: what a reader reads travels all the way to it.
+std::int64_t least_rows_moved(Readers& readers, int ranks, int direction, int hops) {
+  std::int64_t rows = 0;
+  for (int hop = 1; hop <= hops; ++hop) {
+    rows = std::max(rows, row_count(readers.at(direction == 0 ? hop : ranks - hop)) * hop);
+  }
+  return rows;
+}
+
 }  // namespace
 
 const std::vector<Box>& Route::carried(int direction, int hop) const {
@@ -109,20 +121,23 @@ RingRoutes::RingRoutes(const Problem& problem, std::span<const Shard> shards_q, 
   const int ranks = problem.ranks;
   for (int owner = 0; owner < ranks; ++owner) {
     Readers readers(problem, shards_q, shards_k[static_cast<std::size_t>(owner)], owner);
-    // Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows.
+    // Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows; among
+    // equals the first. The last is looked at first, since it often rules out the others at a glance.
     Route best;
-    std::int64_t best_rows = -1;
-    for (const int up : {ranks - 1, 0, ranks / 2}) {
+    std::int64_t best_rows = std::numeric_limits<std::int64_t>::max();
+    for (const int up : {ranks / 2, 0, ranks - 1}) {
+      const std::array<int, kDirections> hops{up, ranks - 1 - up};
+      if (least_rows_moved(readers, ranks, 0, hops[0]) + least_rows_moved(readers, ranks, 1, hops[1]) > best_rows) continue;
       Route route;
-      route.up_ = up;
-      route.down_ = ranks - 1 - up;
+      route.up_ = hops[0];
+      route.down_ = hops[1];
       std::int64_t rows = 0;
       for (int direction = 0; direction < kDirections; ++direction) {
-        auto& legs = route.legs_[static_cast<std::size_t>(direction)];
-        legs = legs_to(readers, ranks, direction, direction == 0 ? route.up_ : route.down_);
-        rows += rows_moved(legs);
+        const auto d = static_cast<std::size_t>(direction);
+        route.legs_[d] = legs_to(readers, ranks, direction, hops[d]);
+        rows += rows_moved(route.legs_[d]);
       }
-      if (best_rows >= 0 && rows >= best_rows) continue;
+      if (rows > best_rows) continue;
       best_rows = rows;
       best = std::move(route);
     }
