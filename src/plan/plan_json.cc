@@ -9,7 +9,6 @@ namespace ringspan {
 namespace {
 
 using internal::Launch;
-using internal::PlanData;
 using internal::Program;
 using nlohmann::ordered_json;
 

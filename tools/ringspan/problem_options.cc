@@ -118,8 +118,8 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
 }  // namespace
 
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
-                        std::function<void(const std::string&)> parse) {
-  return app.add_option_function<std::string>(name, std::move(parse), help)->type_name(type);
+                        const std::function<void(const std::string&)>& parse) {
+  return app.add_option_function<std::string>(name, parse, help)->type_name(type);
 }
 
 CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t smallest, std::function<void(std::int64_t)> set,

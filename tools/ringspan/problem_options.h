@@ -33,7 +33,7 @@ struct ProblemOptions {
 
 // Every option whose value is parsed by a function that throws InvalidArgument.
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
-                        std::function<void(const std::string&)> parse);
+                        const std::function<void(const std::string&)>& parse);
 // A whole number >= `smallest`.
 CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t smallest, std::function<void(std::int64_t)> set,
                          const std::string& help);

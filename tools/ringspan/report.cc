@@ -116,8 +116,8 @@ std::string traffic_table(const RunReport& report) {
   for (int r = 0; r < ranks; ++r) {
     text += fmt::format("  {:<20}", fmt::format("by rank {}", r));
     for (int peer = 0; peer < ranks; ++peer) {
-      text += fmt::format("{:>12}",
-                          peer == r ? "-" : bytes_text(static_cast<double>(sent[static_cast<std::size_t>(r * ranks + peer)])));
+      const auto bytes = static_cast<double>(*(sent.begin() + r * ranks + peer));
+      text += fmt::format("{:>12}", peer == r ? "-" : bytes_text(bytes));
     }
     text += "\n";
   }

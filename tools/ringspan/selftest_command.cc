@@ -72,7 +72,7 @@ void check(const Buffer& data, int source, int destination, int ranks) {
 void check_distances(Exchange& exchange, std::int64_t bytes, int first, int last) {
   const int ranks = exchange.size();
   const int rank = exchange.rank();
-  const auto count = static_cast<std::size_t>(last - first + 1);
+  const auto count = static_cast<std::size_t>(last - first) + 1;
   std::vector<Buffer> out(count, Buffer(static_cast<std::size_t>(bytes)));
   std::vector<Buffer> in = out;
   std::vector<Message> batch;
@@ -120,6 +120,11 @@ Pair measure(Exchange& exchange, int peer, bool first, std::vector<std::byte>& b
   return pair;
 }
 
+// Of the pair (a, b) in the table of all.
+std::size_t index_of(int a, int b, int ranks) {
+  return static_cast<std::size_t>(a) * static_cast<std::size_t>(ranks) + static_cast<std::size_t>(b);
+}
+
 void test_rank(Communicator& communicator, Communicator::Seconds deadline, std::span<Pair> pairs) {
   Exchange exchange(communicator, deadline);
   const int ranks = communicator.size();
@@ -131,7 +136,7 @@ void test_rank(Communicator& communicator, Communicator::Seconds deadline, std::
   for (int a = 0; a < ranks; ++a) {
     for (int b = a + 1; b < ranks; ++b) {
       if (communicator.rank() == a) {
-        pairs[static_cast<std::size_t>(a * ranks + b)] = measure(exchange, b, true, buffer);
+        pairs[index_of(a, b, ranks)] = measure(exchange, b, true, buffer);
       } else if (communicator.rank() == b) {
         measure(exchange, a, false, buffer);
       } else {
@@ -163,7 +168,7 @@ void print_text(const Result& result, int ranks) {
   fmt::print("  {:<12}{:>12}{:>16}\n", "pair", "latency", "bandwidth");
   for (int a = 0; a < ranks; ++a) {
     for (int b = a + 1; b < ranks; ++b) {
-      const Pair& pair = result.pairs[static_cast<std::size_t>(a * ranks + b)];
+      const Pair& pair = result.pairs[index_of(a, b, ranks)];
       fmt::print("  {:<12}{:>12}{:>16}\n", fmt::format("{} - {}", a, b), seconds_text(pair.latency_seconds),
                  bytes_text(pair.bytes_per_second) + "/s");
     }
@@ -175,7 +180,7 @@ nlohmann::ordered_json json_of(const Result& result, int ranks) {
   json["pairs"] = nlohmann::ordered_json::array();
   for (int a = 0; a < ranks; ++a) {
     for (int b = a + 1; b < ranks; ++b) {
-      const Pair& pair = result.pairs[static_cast<std::size_t>(a * ranks + b)];
+      const Pair& pair = result.pairs[index_of(a, b, ranks)];
       json["pairs"].push_back(
           {{"ranks", {a, b}}, {"latency_seconds", pair.latency_seconds}, {"bytes_per_second", pair.bytes_per_second}});
     }

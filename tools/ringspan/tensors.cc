@@ -32,9 +32,10 @@ ConstTensor as_tensor(const std::byte* data, const TensorShape& shape) {
 void GlobalTensor::let_go() const {
   if (!mapped || shape.bytes() == 0) return;
   const auto page = static_cast<std::uintptr_t>(::sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<std::uintptr_t>(data) / page * page;
-  const auto end = reinterpret_cast<std::uintptr_t>(data) + static_cast<std::uintptr_t>(shape.bytes());
-  ::madvise(reinterpret_cast<void*>(begin), end - begin, MADV_DONTNEED);  // a hint: what it refuses only costs memory
+  const std::uintptr_t before = reinterpret_cast<std::uintptr_t>(data) % page;  // from the beginning of the first page
+  auto* begin = const_cast<std::byte*>(data) - before;
+  ::madvise(begin, before + static_cast<std::uintptr_t>(shape.bytes()),
+            MADV_DONTNEED);  // a hint: what it refuses only costs memory
 }
 
 Pages::Pages(std::int64_t bytes) : bytes_(bytes) {
