@@ -107,4 +107,10 @@ bool is_stream_socket(int fd) {
   return ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_STREAM;
 }
 
+bool is_unix_socket(int fd) {
+  int family = 0;
+  socklen_t length = sizeof family;
+  return ::getsockopt(fd, SOL_SOCKET, SO_DOMAIN, &family, &length) == 0 && family == AF_UNIX;
+}
+
 }  // namespace ringspan

@@ -56,5 +56,6 @@ Moved receive_with_fds(int fd, void* data, std::size_t bytes, PeerSockets& recei
 // Bytes (with the kernel's overhead) that the peer has not read yet; 0 where the system does not tell.
 int unread_by_peer(int fd);
 bool is_stream_socket(int fd);
+bool is_unix_socket(int fd);  // which alone can pass other descriptors
 
 }  // namespace ringspan

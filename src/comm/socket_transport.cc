@@ -328,6 +328,10 @@ void SocketTransport::withdraw() {
 
 // For each pair the lower rank makes the sockets and passes the other ends to the higher one.
 std::unique_ptr<Communicator> SocketTransport::make_duplicate() {
+  for (const Link& to : links_) {  // on other sockets the system may drop what is passed without a word
+    if (to.control.get() < 0 || is_unix_socket(to.control.get())) continue;
+    throw Unsupported(prefix() + "duplicate needs AF_UNIX sockets, which can pass others");
+  }
   const TimePoint begin = Clock::now();
   std::vector<Fd> owned;
   std::vector<PeerSockets> sockets(links_.size());
@@ -359,7 +363,6 @@ void SocketTransport::pass_duplicate(Link& to, const PeerSockets& sockets, TimeP
   while (true) {
     if (flush_control(to)) {
       const Moved moved = send_with_fds(to.control.get(), &frame, frame.bytes(), sockets);
-      if (moved.error == EINVAL) throw Unsupported(prefix() + "duplicate needs AF_UNIX sockets, which can pass others");
       if (moved.closed) fail_closed(to, nullptr, moved.error);
       if (moved.bytes != 0) {
         if (moved.bytes == frame.bytes()) return;

@@ -1,0 +1,156 @@
+// What a socket communicator says to peers that are not who they should be, or do not speak its language.
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include <array>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "comm/socket.h"
+#include "ringspan/error.h"
+#include "ringspan/transports.h"
+
+namespace ringspan {
+namespace {
+
+using Direction = Message::Direction;
+using testing::HasSubstr;
+constexpr Communicator::Seconds kPatience{60.0};
+
+// Rank 0 of two, and the other ends of its sockets.
+struct Pair {
+  Pair() {
+    FdPair d = make_socket_pair();
+    FdPair c = make_socket_pair();
+    const std::array<PeerSockets, 2> peers{PeerSockets{}, PeerSockets{d.first.release(), c.first.release()}};
+    rank0 = make_socket_communicator(0, peers);
+    data = std::move(d.second);
+    control = std::move(c.second);
+  }
+  Fd data, control;
+  std::unique_ptr<Communicator> rank0;
+};
+
+// The error of rank 0 as it waits for 4 bytes of rank 1.
+std::string error_of_receive(Communicator& comm, Communicator::Seconds deadline = kPatience) {
+  int value = 0;
+  const Message message{Direction::receive, 1, &value, sizeof value};
+  try {
+    comm.wait(comm.post(0, std::span(&message, 1)), deadline);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+void write(const Fd& fd, std::string_view bytes) {
+  ASSERT_EQ(::send(fd.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+}
+
+// A control frame: magic, source, kind, length of the text.
+std::string frame(std::uint32_t source, std::uint32_t kind) {
+  const std::array<std::uint32_t, 4> words{0x52535043, source, kind, 0};
+  return {reinterpret_cast<const char*>(words.data()), sizeof words};
+}
+
+TEST(SocketErrors, DataThatIsNoMessage) {
+  Pair pair;
+  write(pair.data, std::string(24, 'x'));
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("the data socket of rank 1 carries something else"));
+}
+
+TEST(SocketErrors, DataOfAnotherRank) {
+  Pair pair;
+  const std::array<std::uint32_t, 6> header{0x52535044, 7, 0, 0, 4, 0};
+  write(pair.data, {reinterpret_cast<const char*>(header.data()), sizeof header});
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("the data socket of rank 1 belongs to rank 7"));
+}
+
+TEST(SocketErrors, ControlThatIsNoFrame) {
+  Pair pair;
+  write(pair.control, std::string(16, 'x'));
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("the control socket of rank 1 carries something else"));
+}
+
+TEST(SocketErrors, ControlOfAnotherRank) {
+  Pair pair;
+  write(pair.control, frame(5, 0));
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("the control socket of rank 1 belongs to rank 5"));
+}
+
+TEST(SocketErrors, FrameOfUnknownKind) {
+  Pair pair;
+  write(pair.control, frame(1, 77));
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 sent a control frame of unknown kind 77"));
+}
+
+TEST(SocketErrors, DuplicateWithoutSockets) {
+  Pair pair;
+  write(pair.control, frame(1, 3));
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 passed no sockets for a duplicate"));
+}
+
+TEST(SocketErrors, PeerThatIsGone) {
+  Pair pair;
+  pair.data.reset();
+  pair.control.reset();
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 died: its connection closed"));
+}
+
+TEST(SocketErrors, DeadlineThatIsNoNumber) {
+  Pair pair;
+  EXPECT_THAT(error_of_receive(*pair.rank0, Communicator::Seconds(std::nan(""))),
+              HasSubstr("rank 0/2: the deadline of wait is not a number"));
+}
+
+// Two connected TCP sockets over the loopback.
+FdPair tcp_pair() {
+  const Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  socklen_t length = sizeof address;
+  FdPair pair{Fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0)), Fd()};
+  if (::bind(listener.get(), reinterpret_cast<sockaddr*>(&address), length) != 0 || ::listen(listener.get(), 1) != 0 ||
+      ::getsockname(listener.get(), reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      ::connect(pair.first.get(), reinterpret_cast<sockaddr*>(&address), length) != 0) {
+    return {};
+  }
+  pair.second = Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  return pair;
+}
+
+TEST(SocketErrors, DuplicateOverTcp) {
+  FdPair data = tcp_pair();
+  FdPair control = tcp_pair();
+  if (data.second.get() < 0 || control.second.get() < 0) GTEST_SKIP() << "no loopback network here";
+  const std::array<PeerSockets, 2> peers{PeerSockets{}, PeerSockets{data.first.release(), control.first.release()}};
+  const auto rank0 = make_socket_communicator(0, peers);
+  try {
+    rank0->duplicate();
+    FAIL() << "expected an error";
+  } catch (const Unsupported& error) {
+    EXPECT_STREQ(error.what(), "rank 0/2: duplicate needs AF_UNIX sockets, which can pass others");
+  }
+}
+
+TEST(SharedMemoryErrors, MoreThanThereIs) {
+  const std::size_t bytes = std::numeric_limits<std::size_t>::max() / 2;
+  try {
+    const SharedMemory memory(bytes);
+    FAIL() << "expected an error";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what(), HasSubstr("cannot map " + std::to_string(bytes) + " bytes of shared memory: "));
+  }
+}
+
+}  // namespace
+}  // namespace ringspan
