@@ -260,6 +260,29 @@ TEST_F(Safetensors, WritersRefuseWhatDoesNotFit) {
   EXPECT_THROW(SafetensorsWriter(path_, unknown, {}), InvalidArgument);
 }
 
+TEST_F(Safetensors, WritersReportANameThatIsTaken) {
+  const std::vector<TensorSpec> specs = {{"x", "U8", {1}}};
+  SafetensorsWriter writer(path_, specs, {});
+  std::filesystem::create_directories(std::filesystem::path(path_) / "full");  // a folder with content is not replaced
+  try {
+    writer.finish();
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()).find(path_ + ": cannot be renamed to its name: "), 0U) << error.what();
+  }
+  std::filesystem::remove_all(path_);
+}
+
+TEST_F(Safetensors, SizesAreOfKnownDTypes) {
+  EXPECT_EQ(bytes_of_dtype("BF16"), 2);
+  try {
+    bytes_of_dtype("F31");
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_STREQ(error.what(), "unknown safetensors dtype 'F31'");
+  }
+}
+
 TEST_F(Safetensors, WritersReportTheDirectoryThatIsMissing) {
   const std::string path = (directory_ / "no" / "x.safetensors").string();
   try {

@@ -128,6 +128,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"dilated:geometric(8,2,0)", 22, "expected a number of branches in [1"},
         Mistake{"dilated:geometric(8,2,99)", 22, "would be larger than"},
         Mistake{"dilated:geometric(8,1,999)", 22, "at most 255 branches"},
+        Mistake{"prefix:3 & prefix:4", 11, "a pattern holds one prefix"},
         Mistake{"dilated:8x1 & dilated:16x2", 14, "one dilated term"}, Mistake{"dilated:8x1@longet", 12, "expected longnet"},
         Mistake{"dilated:8x1@longnet@torchscale", 20, "one dialect"}, Mistake{"causal@longnet", 7, "belongs after dilated"},
         Mistake{"causal@left", 7, "expected top_left or bottom_right"},

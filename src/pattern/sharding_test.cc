@@ -147,6 +147,20 @@ TEST(Sharding, UnsoundListsAreRefused) {
   EXPECT_THAT(message({ShardingKind::explicit_lists, 0, {{{0, INT64_MAX, INT64_MAX}}}}, 10, 1), HasSubstr("outside [0, 10)"));
 }
 
+// Two of three residues each: not a progression, so that positions would have to be listed one by one.
+TEST(Sharding, InterleavedProgressionsAreMergedUpToALimit) {
+  const std::int64_t tokens = std::int64_t{3} << 28;
+  const auto every_third = [&](std::int64_t first) { return Progression{first, 3, tokens / 3}; };
+  const Sharding sharding{ShardingKind::explicit_lists, 0, {{every_third(0), every_third(1)}, {every_third(2)}}};
+  try {
+    make_shard(sharding, tokens, 2, 0);
+    FAIL() << "expected an error";
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), HasSubstr("interleaved progressions of one rank hold 536870912 positions; at most 268435456"));
+  }
+  EXPECT_EQ(make_shard(sharding, tokens, 2, 1).rows, tokens / 3);
+}
+
 TEST(Sharding, UnsoundFieldsAreRefused) {
   EXPECT_THAT(message({ShardingKind::block_striped, 0, {}}, 10, 2), HasSubstr("sharding.block (0) must be at least 1"));
   EXPECT_THAT(message({ShardingKind::zigzag, 4, {}}, 10, 2), HasSubstr("sharding.block (4) must be 0 for zigzag"));

@@ -166,17 +166,21 @@ TEST(CErrors, OfOneRankReachAll) {
 }
 
 // An abort reaches a peer that waits.
-TEST(CErrors, OfAnAbort) {
+void expect_abort(const char* reason, const std::string& text) {
   ringspan_comm* comms[2];
   ASSERT_EQ(ringspan_comm_create_threads(2, comms), RINGSPAN_OK);
-  std::thread other([&] { EXPECT_EQ(ringspan_comm_abort(comms[1], "out of ink"), RINGSPAN_OK); });
+  std::thread other([&] { EXPECT_EQ(ringspan_comm_abort(comms[1], reason), RINGSPAN_OK); });
   const ringspan_problem problem = make_problem(2);
   ringspan_attention* attention = nullptr;
-  expect_error(ringspan_attention_create(&problem, nullptr, comms[0], nullptr, &attention), RINGSPAN_PEER_FAILURE,
-               "out of ink");
+  expect_error(ringspan_attention_create(&problem, nullptr, comms[0], nullptr, &attention), RINGSPAN_PEER_FAILURE, text);
   other.join();
   ringspan_comm_destroy(comms[0]);
   ringspan_comm_destroy(comms[1]);
+}
+
+TEST(CErrors, OfAnAbort) {
+  expect_abort("out of ink", "out of ink");
+  expect_abort(nullptr, "no reason given");
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import struct
 import unittest
 
@@ -36,6 +37,7 @@ class Usage(Errors):
         self.fails(["run"], ARGUMENTS, "--input is required")
         self.fails(["run", "--input", "x"], ARGUMENTS, "--output is required")
         self.fails(["inspect"], ARGUMENTS, "FILE is required")
+        self.fails(["verify"], ARGUMENTS, "verify takes problems or --random N")
         self.fails(["plan", "--tokens"], ARGUMENTS, "--tokens needs a value")
         self.fails(["plan", "--tokens", 8, "more"], ARGUMENTS, "plan: unexpected argument more")
         self.fails(["plan"], ARGUMENTS, "plan needs --tokens N or --input FILE")
@@ -101,7 +103,8 @@ class Usage(Errors):
 
     def test_unsupported_combinations_and_impossible_budgets(self):
         self.fails(["plan", "--tokens", 64, "--ranks", 2, "--strategy", "ulysses", "--bucket", 4], UNSUPPORTED, "ulysses", "bucket")
-        self.fails(["plan", "--tokens", 8, "--pattern", "dilated:4x1@torchscale", "--sinks"], UNSUPPORTED, "torchscale")
+        self.fails(["plan", "--tokens", 8, "--pattern", "dilated:4x1@torchscale", "--sinks"], UNSUPPORTED,
+                   "no strategy supports this combination: ", "torchscale")  # fmt: skip
         self.fails(["plan", "--tokens", 100000, "--ranks", 2, "--memory", "1MiB"], MEMORY, "the smallest possible is", "takes most of it")
 
     def test_selftest_and_bench(self):
@@ -182,6 +185,7 @@ class Files(Errors):
             ({"v": normal((1, 9, 2, 4), 1)}, "v.tokens (9) must equal k.tokens (8)"),
             ({"v": normal((1, 8, 1, 4), 1)}, "v.heads (1) must equal k.heads (2)"),
             ({"k": normal((1, 8, 2, 5), 1)}, "k.head_dim (5) must equal q.head_dim (4)"),
+            ({name: ("F32", [1, 0, 1 << 32, 4], b"") for name in "qkv"}, "(4294967296) is too large"),
             ({"sinks": normal((3,), 1)}, "sinks has dtype F32 and shape (3), expected F32 and (2)"),
             ({"sinks": normal((2,), 1, "BF16")}, "sinks has dtype BF16"),
             ({"alibi_slopes": normal((2, 2), 1)}, "alibi_slopes has dtype F32 and shape (2, 2), expected F32 and (2) or (1, 2)"),
@@ -221,6 +225,19 @@ class Files(Errors):
         self.fails_on(good, INPUT_OUTPUT, "is bhsd by its metadata, but the input is bshd", more=["--grad", swapped])
         self.fails_on(good, ARGUMENTS, "--grad (random) must be a file, random:SEED or ones", more=["--grad", "random"])
         self.fails_on(good, ARGUMENTS, "--grad random:SEED (x) must be a whole number", more=["--grad", "random:x"])
+
+    def test_what_the_system_refuses(self):
+        def limited(what, limit):
+            return lambda: resource.setrlimit(what, (limit, limit))
+
+        common = ["run", "--input", self.write("in.safetensors", safetensors_file.qkv(64, 2, 4)), "--output", self.path("out")]
+        # SIGXFSZ stays ignored as in Python: what does not fit is an error of the call.
+        result = self.run_program(*common, code=INPUT_OUTPUT, preexec_fn=limited(resource.RLIMIT_FSIZE, 1000), restore_signals=False)
+        self.assertIn("cannot be made large enough: File too large", result.stderr)
+        few = limited(resource.RLIMIT_NOFILE, 100)
+        result = self.run_program(*common, "--ranks", 16, "--transport", "processes", code=INPUT_OUTPUT, preexec_fn=few)
+        self.assertIn("16 forked ranks need 560 file descriptors, the limit is 100", result.stderr)
+        self.assertEqual(os.listdir(self.folder), ["in.safetensors"])
 
     def test_options_of_run(self):
         good = safetensors_file.qkv(8, 2, 4)
