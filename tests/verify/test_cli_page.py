@@ -3,6 +3,7 @@
 import os
 import pathlib
 import random
+import re
 import shlex
 import struct
 import subprocess
@@ -61,6 +62,15 @@ class CliPage(unittest.TestCase):
         listed = help_text.split("exit codes")[1].split()
         for code in codes:
             self.assertIn(code, listed)
+
+    def test_every_option_of_every_command_is_on_the_page(self):
+        for command in ("run", "plan", "verify", "bench", "capabilities", "selftest", "inspect"):
+            options = self.run_program([command, "--help"]).stdout.split("options\n", 1)[1]
+            found = re.findall(r"^  (?:-h )?(--[a-z-]+)", options, re.MULTILINE)
+            self.assertIn("--help", found)
+            for option in found:
+                with self.subTest(command, option=option):
+                    self.assertRegex(PAGE, rf"`{option}\b")
 
     def test_every_word_of_a_problem_is_known(self):
         table = PAGE.split("## verify")[1].split("    ringspan verify")[0]
