@@ -12,36 +12,31 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr std::int64_t kScoreStride = kGradQueryTile + kScorePad;
-
-// Keys of a tile: many, because the queries are packed once for each; few enough for the second cache. Multiples of kRowBlock.
-int key_tile_of(const AttendShape& shape) {
-  const int width = std::max(shape.head_dim, shape.head_dim_v);
-  return width <= 64 ? 384 : width <= 128 ? 240 : 120;
-}
+constexpr std::int64_t kFactorPad = kScorePad;
 
 // Scratch of one thread.
 struct BackwardScratch {
+  TileDims dims;
   int key_tile;
-  std::int64_t k_stride, v_stride;  // of rows and gradients of keys, padded
-  float *k_rows, *v_rows, *k_panels, *dk, *dv;
-  float *q_columns, *q_panels, *d_out_columns, *d_out_panels;
-  float *p, *ds, *factors, *lse, *delta;
+  std::int64_t factor_row, factor_key;
+  std::byte *key_side, *query_side, *work;
+  float *factors, *lse, *delta;
   float** dq;
   std::int64_t* origin;
   std::int32_t *index, *key_begin, *key_end, *row_begin, *row_end;
 
   BackwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
     Carver carver(base);
-    key_tile = key_tile_of(shape);
-    k_stride = round_up(shape.head_dim, ops.width);
-    v_stride = round_up(shape.head_dim_v, ops.width);
-    for (float** rows : {&k_rows, &k_panels, &dk}) *rows = carver.take<float>(key_tile * k_stride);
-    for (float** rows : {&v_rows, &dv}) *rows = carver.take<float>(key_tile * v_stride);
-    for (float** rows : {&q_columns, &q_panels}) *rows = carver.take<float>(kGradQueryTile * k_stride);
-    for (float** rows : {&d_out_columns, &d_out_panels}) *rows = carver.take<float>(kGradQueryTile * v_stride);
-    for (float** scores : {&p, &ds}) *scores = carver.take<float>(key_tile * kScoreStride);
-    factors = shape.dropout ? carver.take<float>(key_tile * kScoreStride) : nullptr;
+    dims = {static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v};
+    key_tile = ops.key_capacity(dims);
+    const BackwardBytes bytes_of = ops.backward_bytes(dims, key_tile);
+    key_side = carver.take<std::byte>(bytes_of.key_side);
+    query_side = carver.take<std::byte>(bytes_of.query_side);
+    work = carver.take<std::byte>(bytes_of.work);
+    factor_row = ops.query_major ? key_tile + kFactorPad : 1;
+    factor_key = ops.query_major ? 1 : kGradQueryTile + kFactorPad;
+    factors =
+        shape.dropout ? carver.take<float>(ops.query_major ? kGradQueryTile * factor_row : key_tile * factor_key) : nullptr;
     lse = carver.take<float>(kGradQueryTile);
     delta = carver.take<float>(kGradQueryTile);
     dq = carver.take<float*>(kGradQueryTile);
@@ -56,28 +51,20 @@ struct BackwardScratch {
 class UnitBackward {
  public:
   UnitBackward(const TileOps& ops, const AttendParams& params, const BackwardScratch& scratch, Progress& progress, Unit unit)
-      : ops_(ops),
-        params_(params),
-        s_(scratch),
-        progress_(progress),
-        unit_(unit),
-        dtype_(static_cast<int>(params.shape.dtype)) {
-    tile_.head_dim = params.shape.head_dim;
-    tile_.head_dim_v = params.shape.head_dim_v;
-    tile_.q_columns = s_.q_columns, tile_.q_panels = s_.q_panels;
-    tile_.d_out_columns = s_.d_out_columns, tile_.d_out_panels = s_.d_out_panels;
-    tile_.k_rows = s_.k_rows, tile_.v_rows = s_.v_rows, tile_.k_panels = s_.k_panels;
-    tile_.k_stride = tile_.dk_stride = s_.k_stride;
-    tile_.v_stride = tile_.dv_stride = s_.v_stride;
+      : ops_(ops), params_(params), s_(scratch), progress_(progress), unit_(unit) {
+    tile_.dims = s_.dims;
+    tile_.key_capacity = s_.key_tile;
+    tile_.scale = params.scale, tile_.output_scale = params.output_scale;
+    tile_.key_side = s_.key_side, tile_.query_side = s_.query_side, tile_.work = s_.work;
     tile_.lse = s_.lse, tile_.delta = s_.delta;
     tile_.key_begin = s_.key_begin, tile_.key_end = s_.key_end;
     tile_.row_begin = s_.row_begin, tile_.row_end = s_.row_end;
-    tile_.p = s_.p, tile_.ds = s_.ds, tile_.score_stride = kScoreStride;
-    tile_.dk = s_.dk, tile_.dv = s_.dv, tile_.dq = s_.dq;
+    tile_.dq = s_.dq;
     tile_.softcap = params.shape.softcap ? params.softcap : 0.0F;
     tile_.slope = params.shape.alibi ? &slope_ : nullptr;
     tile_.origin = s_.origin;
     tile_.factors = s_.factors;
+    tile_.factor_row = s_.factor_row, tile_.factor_key = s_.factor_key;
   }
 
   void run(const AttendTask& task) {
@@ -108,22 +95,18 @@ class UnitBackward {
     const int count = static_cast<int>(keys.size());
     const RowSource k = source(task.k, task, kv, keys.begin, nullptr, count, params_.shape.head_dim);
     const RowSource v = source(task.v, task, kv, keys.begin, nullptr, count, params_.shape.head_dim_v);
-    ops_.pack_rows[dtype_](s_.k_rows, s_.k_stride, k, 1.0F);
-    ops_.pack_rows[dtype_](s_.v_rows, s_.v_stride, v, 1.0F);
-    tile_.keys_finite = ops_.pack_panels[dtype_](s_.k_panels, k, params_.scale);
     tile_.keys = count;
     tile_.key_first = task.k_first + keys.begin * task.k_step;
     tile_.key_step = task.k_step;
-    std::fill_n(s_.dk, count * s_.k_stride, 0.0F);
-    std::fill_n(s_.dv, count * s_.v_stride, 0.0F);
+    ops_.begin_keys(tile_, k, v);
     for (std::int64_t t = heads.begin; t < heads.end; ++t) {
       for (std::int64_t row = rows.begin; row < rows.end; row += kGradQueryTile) {
         tile_.rows = gather(task, t, {row, std::min(row + kGradQueryTile, rows.end)}, keys);
         if (tile_.rows > 0) run_tile(task, t, row, keys);
       }
     }
-    add(task.dk, task, kv, keys, s_.dk, s_.k_stride, params_.shape.head_dim);
-    add(task.dv, task, kv, keys, s_.dv, s_.v_stride, params_.shape.head_dim_v);
+    ops_.end_keys(tile_, row_of<float>(task.dk, batch(task), kv, keys.begin), task.dk.row_stride,
+                  row_of<float>(task.dv, batch(task), kv, keys.begin), task.dv.row_stride);
   }
 
   void run_tile(const AttendTask& task, std::int64_t t, std::int64_t row, IndexRange keys) {
@@ -131,11 +114,7 @@ class UnitBackward {
     slope_ = alibi_slope(params_, unit_.batch, head);
     const RowSource q = source(task.q, task, t, row, s_.index, tile_.rows, params_.shape.head_dim);
     const RowSource d_out = source(task.d_out, task, t, row, s_.index, tile_.rows, params_.shape.head_dim_v);
-    ops_.pack_columns[dtype_](s_.q_columns, q, params_.scale);
-    ops_.pack_columns[dtype_](s_.d_out_columns, d_out, params_.output_scale);
-    const bool q_finite = ops_.pack_panels[dtype_](s_.q_panels, q, params_.scale);
-    const bool d_out_finite = ops_.pack_panels[dtype_](s_.d_out_panels, d_out, params_.output_scale);
-    tile_.queries_finite = q_finite && d_out_finite;
+    ops_.begin_queries(tile_, q, d_out);
     if (params_.shape.dropout) set_factors(task, head, row, keys);
     ops_.attend_backward(tile_);
     progress_.tick();
@@ -180,15 +159,7 @@ class UnitBackward {
       const std::int64_t i = task.q_first + (row + s_.index[r]) * task.q_step;
       const std::int64_t first = task.k_first + (keys.begin + s_.key_begin[r]) * task.k_step;
       dropout.factors(i, first, task.k_step, s_.key_end[r] - s_.key_begin[r], keep,
-                      s_.factors + s_.key_begin[r] * kScoreStride + r, kScoreStride);
-    }
-  }
-
-  void add(const KeyRows& rows, const AttendTask& task, std::int64_t kv, IndexRange keys, const float* gradient,
-           std::int64_t stride, int width) const {
-    for (std::int64_t c = keys.begin; c < keys.end; ++c, gradient += stride) {
-      float* sum = row_of<float>(rows, batch(task), kv, c);
-      for (int e = 0; e < width; ++e) sum[e] += gradient[e];
+                      s_.factors + s_.key_begin[r] * s_.factor_key + r * s_.factor_row, s_.factor_key);
     }
   }
 
@@ -197,7 +168,6 @@ class UnitBackward {
   const BackwardScratch& s_;
   Progress& progress_;
   Unit unit_;
-  int dtype_;
   BackwardTile tile_{};
   float slope_ = 0.0F;
 };

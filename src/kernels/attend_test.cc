@@ -310,8 +310,11 @@ TEST_P(AttendTest, DropoutDoesNotDependOnHowTasksAreCut) {
     parts.push_back(part);
   }
   run_kernel(kernel(), cut, parts);
+  // A kernel may round probabilities to bfloat16; one wrong decision changes a result by about 1e-2.
+  const double tolerance = dtype() == DType::bfloat16 ? 3e-3 : 1e-5;
   whole.acc.for_each([&](auto b, auto r, auto h, auto e) {
-    EXPECT_NEAR(whole.acc.get(b, r, h, e) / whole.l.get(b, r, h, 0), cut.acc.get(b, r, h, e) / cut.l.get(b, r, h, 0), 1e-5);
+    EXPECT_NEAR(whole.acc.get(b, r, h, e) / whole.l.get(b, r, h, 0), cut.acc.get(b, r, h, e) / cut.l.get(b, r, h, 0),
+                tolerance);
   });
 }
 

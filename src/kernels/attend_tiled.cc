@@ -14,7 +14,7 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr std::int64_t kScoreStride = kKeyTile + kScorePad;
+constexpr std::int64_t kFactorStride = kKeyTile + kScorePad;
 constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;  // of keys and values of one run of key tiles
 constexpr int kMaxRunTiles = 16;
 // Ranges of query positions per thread where units alone do not fill the threads, and the fewest positions of one.
@@ -24,25 +24,26 @@ constexpr std::int64_t kMinSplit = 2 * kQueryTile;
 // Scratch of one thread.
 struct ForwardScratch {
   int run_tiles;  // key tiles packed at a time
-  std::int64_t k_tile, v_tile, q_stride, acc_stride;
-  float *k, *v, *q, *acc, *scores, *factors, *m, *l;
+  TileDims dims;
+  ForwardBytes bytes_of;
+  std::int64_t acc_stride;
+  std::byte *k, *v, *q, *work;
+  float *acc, *factors, *m, *l;
   std::int64_t* distance;
   std::int32_t *index, *begin, *end, *tile_begin, *tile_end;
 
   ForwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
     Carver carver(base);
-    q_stride = round_up(shape.head_dim, 16);
+    dims = {static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v};
+    bytes_of = ops.forward_bytes(dims);
     acc_stride = round_up(shape.head_dim_v, ops.width);
-    k_tile = round_up(kKeyTile, ops.width) * shape.head_dim;
-    v_tile = kKeyTile * acc_stride;
-    const std::int64_t tile_bytes = (k_tile + v_tile) * static_cast<std::int64_t>(sizeof(float));
-    run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / tile_bytes, 1, kMaxRunTiles));
-    k = carver.take<float>(run_tiles * k_tile);
-    v = carver.take<float>(run_tiles * v_tile);
-    q = carver.take<float>(kQueryTile * q_stride);
+    run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / (bytes_of.keys + bytes_of.values), 1, kMaxRunTiles));
+    k = carver.take<std::byte>(run_tiles * bytes_of.keys);
+    v = carver.take<std::byte>(run_tiles * bytes_of.values);
+    q = carver.take<std::byte>(bytes_of.queries);
+    work = carver.take<std::byte>(bytes_of.work);
     acc = carver.take<float>(kQueryTile * acc_stride);
-    scores = carver.take<float>(kQueryTile * kScoreStride);
-    factors = shape.dropout ? carver.take<float>(kQueryTile * kScoreStride) : nullptr;
+    factors = shape.dropout ? carver.take<float>(kQueryTile * kFactorStride) : nullptr;
     m = carver.take<float>(kQueryTile);
     l = carver.take<float>(kQueryTile);
     distance = carver.take<std::int64_t>(kQueryTile);
@@ -61,12 +62,12 @@ class UnitForward {
   UnitForward(const TileOps& ops, const AttendParams& params, const ForwardScratch& scratch, Progress& progress, Unit unit,
               Positions positions)
       : ops_(ops), params_(params), s_(scratch), progress_(progress), unit_(unit), positions_(positions) {
-    tile_.head_dim = params.shape.head_dim;
-    tile_.head_dim_v = params.shape.head_dim_v;
-    tile_.q = s_.q, tile_.q_stride = s_.q_stride;
+    tile_.dims = s_.dims;
+    tile_.scale = params.scale;
+    tile_.q = s_.q, tile_.work = s_.work;
     tile_.begin = s_.tile_begin, tile_.end = s_.tile_end;
     tile_.m = s_.m, tile_.l = s_.l, tile_.acc = s_.acc, tile_.acc_stride = s_.acc_stride;
-    tile_.scores = s_.scores, tile_.score_stride = kScoreStride;
+    tile_.factor_stride = kFactorStride;
     tile_.softcap = params.shape.softcap ? params.softcap : 0.0F;
     tile_.slope = params.shape.alibi ? &slope_ : nullptr;
     tile_.distance = s_.distance;
@@ -94,7 +95,6 @@ class UnitForward {
   std::int64_t batch(const AttendTask& task) const { return unit_.batch - task.batch_first; }
 
   void pack(const AttendTask& task, IndexRange run) {
-    const int dtype = static_cast<int>(params_.shape.dtype);
     const std::int64_t element = size_of(params_.shape.dtype);
     const std::int64_t kv = kv_index(task, unit_.kv_head);
     const auto key_row = [&](const KeyRows& rows, std::int64_t c) -> const std::byte* {
@@ -107,10 +107,10 @@ class UnitForward {
     packed_ = wanted;
     for (std::int64_t c = run.begin, n = 0; c < run.end; c += kKeyTile, ++n) {
       const int keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
-      ops_.pack_columns[dtype](s_.k + n * s_.k_tile,
-                               {key_row(task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim}, 1.0F);
-      v_finite_[n] = ops_.pack_panels[dtype](
-          s_.v + n * s_.v_tile, {key_row(task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v}, 1.0F);
+      k_finite_[n] = ops_.pack_keys(s_.dims, s_.k + n * s_.bytes_of.keys,
+                                    {key_row(task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim});
+      v_finite_[n] = ops_.pack_values(s_.dims, s_.v + n * s_.bytes_of.values,
+                                      {key_row(task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v});
     }
   }
 
@@ -159,8 +159,9 @@ class UnitForward {
       seen = seen || s_.tile_begin[r] < s_.tile_end[r];
     }
     const std::int64_t n = first / kKeyTile;
-    tile_.k = s_.k + n * s_.k_tile;
-    tile_.v = s_.v + n * s_.v_tile;
+    tile_.k = s_.k + n * s_.bytes_of.keys;
+    tile_.v = s_.v + n * s_.bytes_of.values;
+    tile_.k_finite = k_finite_[n];
     tile_.v_finite = v_finite_[n];
     return seen;
   }
@@ -181,7 +182,7 @@ class UnitForward {
     for (int r = 0; r < tile_.rows; ++r) {
       const std::int64_t first = c + s_.tile_begin[r];
       dropout.factors(position(task, row, r), task.k_first + first * task.k_step, task.k_step,
-                      s_.tile_end[r] - s_.tile_begin[r], keep, s_.factors + r * kScoreStride + s_.tile_begin[r], 1);
+                      s_.tile_end[r] - s_.tile_begin[r], keep, s_.factors + r * kFactorStride + s_.tile_begin[r], 1);
     }
   }
 
@@ -189,8 +190,8 @@ class UnitForward {
     const std::int64_t b = batch(task);
     const auto* q = static_cast<const std::byte*>(task.q.data) +
                     size_of(params_.shape.dtype) * (b * task.q.batch_stride + t * task.q.head_stride + row * task.q.row_stride);
-    ops_.pack_rows[static_cast<int>(params_.shape.dtype)](
-        s_.q, s_.q_stride, {q, task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim}, params_.scale);
+    tile_.q_finite =
+        ops_.pack_queries(s_.dims, s_.q, {q, task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim}, params_.scale);
     const int width = params_.shape.head_dim_v;
     for (int r = 0; r < tile_.rows; ++r) {
       s_.m[r] = *row_of<const float>(task.m, b, t, row + s_.index[r]);
@@ -227,7 +228,7 @@ class UnitForward {
   Positions positions_;
   ForwardTile tile_{};
   Packed packed_;
-  bool v_finite_[kMaxRunTiles] = {};
+  bool k_finite_[kMaxRunTiles] = {}, v_finite_[kMaxRunTiles] = {};
   float slope_ = 0.0F;
 };
 

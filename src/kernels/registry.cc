@@ -1,4 +1,9 @@
 // The lists of kernels and the choice among them.
+#if defined(__x86_64__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 #include <string>
 
 #include "kernels/attend.h"
@@ -18,6 +23,19 @@ bool machine_has_avx2() {
 bool machine_has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512vl") && machine_has_avx2();
+}
+bool machine_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && machine_has_avx512(); }
+
+// A process has to ask the system for the registers of AMX, once for all its threads, present and future.
+bool machine_has_amx() {
+#if defined(__linux__)
+  constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+  static const bool has = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
+                          machine_has_avx512bf16() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return has;
+#else
+  return false;
+#endif
 }
 #endif
 
@@ -46,6 +64,10 @@ struct Reference {
 
 // Named like the implementations of kernels.inc.
 #if defined(__x86_64__)
+template <DType kType>
+using amx = Tiled<kType, kTileAmx, machine_has_amx>;
+template <DType kType>
+using avx512bf16 = Tiled<kType, kTileAvx512Bf16, machine_has_avx512bf16>;
 template <DType kType>
 using avx512 = Tiled<kType, kTileAvx512, machine_has_avx512>;
 template <DType kType>

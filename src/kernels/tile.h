@@ -1,18 +1,16 @@
 // TileOps: what an instruction set provides to the tiled kernels: packing, and the arithmetic of one tile of queries x keys.
 //
-// All arithmetic is float32; packing converts from the storage type. The drivers (attend_tiled.cc, attend_backward_tiled.cc)
-// walk tasks, cut tiles, own the scratch and know nothing of vectors; an ISA file (tile_avx512.cc, ...) knows nothing of
-// tasks. Everything crosses here as plain structs and function pointers, so that no inline function is shared between code
-// compiled for different machines.
+// The drivers (attend_tiled.cc, attend_backward_tiled.cc) walk tasks, cut tiles, own the scratch and know nothing of vectors
+// nor of packed forms, which are opaque bytes to them; an ISA file (tile_avx512.cc, ...) knows nothing of tasks. Everything
+// crosses here as plain structs and function pointers, so that no inline function is shared between code compiled for
+// different machines.
 //
-// Packed forms of a matrix of `rows` x `width` (w = vector width, panel = columns of one register tile):
-//   columns  transposed: panels of `panel` rows, each stored [width][panel]; the last panel has round_up(rest, w) rows, the
-//            added ones zero
-//   panels   panels of `panel` elements, each stored [rows][panel]; the last has round_up(rest, w) elements, added ones zero
-//   rows     [rows][stride]
+// Sums are float32. Two families of operands: float32, converted when packed (tile_generic.h), and pairs of bfloat16
+// (tile_pairs.h), which split a float16 into two.
 //
-// A result is the same whatever rows share a tile: every element of a product is one chain of fused multiply-adds in order
-// of depth, beginning at +0, to which the zeros of masked pairs add nothing. That is why tiles may be cut anywhere.
+// A result is the same whatever rows share a tile: every element of a product is one chain in order of depth, beginning at +0
+// (of chunks at fixed depths, in tile_pairs.h), to which the zeros of masked pairs add nothing. That is why tiles may be cut
+// anywhere between rows.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +23,12 @@ inline constexpr int kKeyTile = 256;        // forward: keys of a tile
 inline constexpr int kScorePad = 16;        // added to the row stride of scores, against cache set conflicts
 inline constexpr int kGradQueryTile = 128;  // backward: queries of a tile
 
+// What packed forms depend on.
+struct TileDims {
+  int dtype;  // index of the DType
+  int head_dim, head_dim_v;
+};
+
 // Rows of the storage type: row r is at data + index[r] * stride elements (index == nullptr: r).
 struct RowSource {
   const void* data;
@@ -34,58 +38,70 @@ struct RowSource {
   int width;
 };
 
-// score = softcap tanh(score / softcap), where softcap > 0; then - slope |distance|, where slope != nullptr.
+// score = scale q . k; softcap tanh(score / softcap), where softcap > 0; then - slope |distance|, where slope != nullptr.
 struct ForwardTile {
-  int rows, keys, head_dim, head_dim_v;
-  const float* q;  // rows, times scale
-  std::int64_t q_stride;
-  const float* k;                   // columns (of keys)
-  const float* v;                   // panels (of head_dim_v)
+  TileDims dims;
+  int rows, keys;
+  float scale;
+  const void *q, *k, *v;            // packed
+  bool q_finite, k_finite;          // may be needed where a finite element is packed as a sum
   bool v_finite;                    // otherwise a probability of zero must not meet v
   const std::int32_t *begin, *end;  // keys that each row sees, [begin, end) within the tile; empty: the row is left alone
   float *m, *l, *acc;               // states of the rows; acc is padded to a multiple of w
   std::int64_t acc_stride;
-  float* scores;  // scratch: rows x score_stride
-  std::int64_t score_stride;
+  void* work;
   float softcap;
   const float* slope;
   const std::int64_t* distance;  // per row: j - i - diagonal of the tile's first key
   std::int64_t distance_step;
-  const float* factors;  // dropout: rows x score_stride, valid in [begin, end); nullptr: none
+  const float* factors;  // dropout: rows x factor_stride, valid in [begin, end); nullptr: none
+  std::int64_t factor_stride;
 };
 
 struct BackwardTile {
-  int rows, keys, head_dim, head_dim_v;       // rows: queries
-  const float *q_columns, *q_panels;          // times scale
-  const float *d_out_columns, *d_out_panels;  // times output_scale
-  const float *k_rows, *v_rows;
-  std::int64_t k_stride, v_stride;
-  const float* k_panels;                    // times scale
+  TileDims dims;
+  int rows, keys;    // rows: queries
+  int key_capacity;  // keys of a full tile
+  float scale, output_scale;
+  void *key_side, *query_side, *work;       // packed operands, with the gradients of the keys; scratch
   bool queries_finite, keys_finite;         // otherwise a gradient of zero must not meet them
   const float *lse, *delta;                 // per row
   const std::int32_t *key_begin, *key_end;  // per row: the keys it sees
   const std::int32_t *row_begin, *row_end;  // per key: the rows that see it
-  float *p, *ds;                            // scratch: keys x score_stride
-  std::int64_t score_stride;
-  float *dk, *dv;  // accumulators, keys x stride, padded to a multiple of w
-  std::int64_t dk_stride, dv_stride;
-  float* const* dq;  // per row, head_dim elements
+  float* const* dq;                         // per row, head_dim elements
   float softcap;
   const float* slope;
   const std::int64_t* origin;  // per row: i + diagonal
   std::int64_t key_first, key_step;
-  const float* factors;  // dropout: keys x score_stride; nullptr: none
+  const float* factors;  // dropout: of (row, key) at row * factor_row + key * factor_key; nullptr: none
+  std::int64_t factor_row, factor_key;
+};
+
+// Sizes in bytes, multiples of 64.
+struct ForwardBytes {
+  std::int64_t keys, values, queries, work;  // of one tile each
+};
+struct BackwardBytes {
+  std::int64_t key_side, query_side, work;
 };
 
 struct TileOps {
-  int width;  // w
-  int panel;
-  // Indexed by DType. The source is multiplied with `scale`.
-  void (*pack_columns[3])(float* out, const RowSource& source, float scale);
-  bool (*pack_panels[3])(float* out, const RowSource& source, float scale);  // returns whether all elements are finite
-  void (*pack_rows[3])(float* out, std::int64_t stride, const RowSource& source, float scale);
+  int width;         // w
+  bool query_major;  // backward: whether dropout's factors lie query by query
+  ForwardBytes (*forward_bytes)(const TileDims& dims);
+  // Each returns whether all elements are finite.
+  bool (*pack_keys)(const TileDims& dims, void* out, const RowSource& k);
+  bool (*pack_values)(const TileDims& dims, void* out, const RowSource& v);
+  bool (*pack_queries)(const TileDims& dims, void* out, const RowSource& q, float scale);
   void (*attend)(const ForwardTile& tile);
+
+  int (*key_capacity)(const TileDims& dims);
+  BackwardBytes (*backward_bytes)(const TileDims& dims, int key_capacity);
+  // Packs the keys of a tile and clears their gradients; then any number of query tiles; then adds the gradients to rows.
+  void (*begin_keys)(BackwardTile& tile, const RowSource& k, const RowSource& v);
+  void (*begin_queries)(BackwardTile& tile, const RowSource& q, const RowSource& d_out);
   void (*attend_backward)(const BackwardTile& tile);
+  void (*end_keys)(const BackwardTile& tile, float* dk, std::int64_t dk_stride, float* dv, std::int64_t dv_stride);
 };
 
 // Only to be called where the instruction set is present.
@@ -93,6 +109,8 @@ extern const TileOps kTilePortable;
 #if defined(__x86_64__)
 extern const TileOps kTileAvx2;
 extern const TileOps kTileAvx512;
+extern const TileOps kTileAvx512Bf16;  // bfloat16
+extern const TileOps kTileAmx;         // bfloat16, float16
 #endif
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {

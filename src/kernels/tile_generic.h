@@ -6,70 +6,18 @@
 //   zero, set1, load, store, load_partial, store_partial (first n elements; others read as 0), load_bf16, load_f16,
 //   fma(a, b, c) = a b + c, max(a, b) (b where either is NaN), round (to nearest), ldexp(x, n) = x 2^n for an integral
 //   n in [-152, 128], reduce_add, reduce_max, transpose (kWidth registers).
+#include "kernels/tile_math.h"
+
 namespace ringspan::kernels {
 namespace {
 
-#define RINGSPAN_INLINE inline __attribute__((always_inline))
-#define RINGSPAN_UNROLL _Pragma("GCC unroll 16")
-
-using Reg = Isa::Reg;
-constexpr int kWidth = Isa::kWidth;
-constexpr int kVectors = Isa::kVectors;
-constexpr int kPanel = kWidth * kVectors;
-constexpr float kInf = __builtin_inff();
-
-constexpr int at_most(int a, int b) { return a < b ? a : b; }
-constexpr int at_least(int a, int b) { return a < b ? b : a; }
-constexpr int down(int x) { return x / kWidth * kWidth; }
-constexpr int up(int x) { return (x + kWidth - 1) / kWidth * kWidth; }
-
-// ---- elementary functions ----------------------------------------------------------------------------------------------
-
-// e^x for x <= 88; relative error 1e-7; exactly 1 at 0, exactly 0 below -105 (and at -inf), NaN at NaN.
-RINGSPAN_INLINE Reg exp_of(Reg x) {
-  x = Isa::max(Isa::set1(-105.0F), x);
-  const Reg log2e = Isa::set1(1.44269504F);
-  const Reg n = Isa::round(x * log2e);
-  const Reg f = Isa::fma(x, log2e, -n);  // 2^f, |f| <= 1/2: minimax of degree 5
-  Reg p = Isa::set1(1.327646719e-3F);
-  p = Isa::fma(p, f, Isa::set1(9.675541682e-3F));
-  p = Isa::fma(p, f, Isa::set1(5.550713292e-2F));
-  p = Isa::fma(p, f, Isa::set1(2.402211972e-1F));
-  p = Isa::fma(p, f, Isa::set1(6.931469671e-1F));
-  p = Isa::fma(p, f, Isa::set1(1.0F));
-  return Isa::ldexp(p, n);
-}
-
-// Near 0 the odd polynomial of Cephes; elsewhere from e^(2|x|). Relative error 2e-7; NaN at NaN.
-RINGSPAN_INLINE Reg tanh_of(Reg x) {
-  const Reg zero = Isa::zero();
-  const Reg magnitude = x < zero ? -x : x;
-  const Reg z = x * x;
-  Reg p = Isa::set1(-5.70498872745e-3F);
-  p = Isa::fma(p, z, Isa::set1(2.06390887954e-2F));
-  p = Isa::fma(p, z, Isa::set1(-5.37397155531e-2F));
-  p = Isa::fma(p, z, Isa::set1(1.33314422036e-1F));
-  p = Isa::fma(p, z, Isa::set1(-3.33332819422e-1F));
-  const Reg small = Isa::fma(p * z, x, x);
-  const Reg limit = Isa::set1(10.0F);  // tanh is 1 in float32
-  const Reg bounded = magnitude > limit ? limit : magnitude;
-  const Reg large = Isa::set1(1.0F) - Isa::set1(2.0F) / (exp_of(bounded + bounded) + Isa::set1(1.0F));
-  return magnitude < Isa::set1(0.625F) ? small : (x < zero ? -large : large);
-}
-
-// s -= slope |distance + c step| for c in [begin, end).
-inline void subtract_alibi(float* s, int begin, int end, float slope, std::int64_t distance, std::int64_t step) {
-  for (int c = begin; c < end; ++c) {
-    const std::int64_t d = distance + c * step;
-    s[c] -= slope * static_cast<float>(d < 0 ? -d : d);
-  }
-}
-
-inline void fill(float* s, int begin, int end, float value) {
-  for (int c = begin; c < end; ++c) s[c] = value;
-}
-
 // ---- packing -----------------------------------------------------------------------------------------------------------
+//
+// Packed forms of a matrix of `rows` x `width` (w = vector width, panel = columns of one register tile):
+//   columns  transposed: panels of `panel` rows, each stored [width][panel]; the last panel has round_up(rest, w) rows, the
+//            added ones zero
+//   panels   panels of `panel` elements, each stored [rows][panel]; the last has round_up(rest, w) elements, added ones zero
+//   rows     [rows][stride]
 
 struct Float32 {
   using Type = float;
@@ -87,12 +35,6 @@ struct Sixteen {
     return kLoad(copy);
   }
 };
-
-template <typename Type>
-RINGSPAN_INLINE const typename Type::Type* row_at(const RowSource& source, int row) {
-  const std::int64_t index = source.index == nullptr ? row : source.index[row];
-  return static_cast<const typename Type::Type*>(source.data) + index * source.stride;
-}
 
 template <typename Type>
 RINGSPAN_INLINE Reg load_up_to(const typename Type::Type* p, int n) {
@@ -149,6 +91,17 @@ void pack_rows(float* out, std::int64_t stride, const RowSource& source, float s
     if (e < source.width) Isa::store_partial(out + e, Type::load_partial(p + e, source.width - e) * factor, source.width - e);
   }
 }
+
+using BFloat16 = Sixteen<Isa::load_bf16>;
+using Float16 = Sixteen<Isa::load_f16>;
+
+// By DType.
+constexpr void (*kPackColumns[3])(float*, const RowSource&, float) = {pack_columns<Float32>, pack_columns<BFloat16>,
+                                                                      pack_columns<Float16>};
+constexpr bool (*kPackPanels[3])(float*, const RowSource&, float) = {pack_panels<Float32>, pack_panels<BFloat16>,
+                                                                     pack_panels<Float16>};
+constexpr void (*kPackRows[3])(float*, std::int64_t, const RowSource&, float) = {pack_rows<Float32>, pack_rows<BFloat16>,
+                                                                                 pack_rows<Float16>};
 
 // ---- the register tile -------------------------------------------------------------------------------------------------
 
@@ -248,20 +201,6 @@ struct AddToRows {
   }
 };
 
-// The union of the ranges of rows [first, last), empty ones left out.
-struct Range {
-  int begin, end;
-  bool empty() const { return begin >= end; }
-};
-inline Range union_of(const std::int32_t* begin, const std::int32_t* end, int first, int last) {
-  Range range{1 << 30, 0};
-  for (int r = first; r < last; ++r) {
-    if (begin[r] >= end[r]) continue;
-    range = {at_most(range.begin, begin[r]), at_least(range.end, end[r])};
-  }
-  return range;
-}
-
 // out[rows][columns] (op)= left x columns of a packed "columns" matrix, only where blocks of rows have a range; used for the
 // scores of a tile: `depth` is the head dimension.
 template <typename Ranges>
@@ -283,9 +222,32 @@ void multiply_columns(int rows, int columns, const float* left, std::int64_t lef
 
 // ---- forward -----------------------------------------------------------------------------------------------------------
 
+constexpr std::int64_t kScoreStride = kKeyTile + kScorePad;
+
+constexpr std::int64_t query_stride(const TileDims& dims) { return (dims.head_dim + 15) / 16 * 16; }
+constexpr std::int64_t float_bytes(std::int64_t count) { return (count * 4 + 63) / 64 * 64; }
+
+ForwardBytes forward_bytes(const TileDims& dims) {
+  return {float_bytes(kKeyTile * dims.head_dim), float_bytes(kKeyTile * up(dims.head_dim_v)),
+          float_bytes(kQueryTile * query_stride(dims)), float_bytes(kQueryTile * kScoreStride)};
+}
+
+bool pack_keys(const TileDims& dims, void* out, const RowSource& k) {
+  kPackColumns[dims.dtype](static_cast<float*>(out), k, 1.0F);
+  return true;
+}
+bool pack_values(const TileDims& dims, void* out, const RowSource& v) {
+  return kPackPanels[dims.dtype](static_cast<float*>(out), v, 1.0F);
+}
+// Scale goes into the queries, in both passes alike, so that both see the same bits of a score.
+bool pack_queries(const TileDims& dims, void* out, const RowSource& q, float scale) {
+  kPackRows[dims.dtype](static_cast<float*>(out), query_stride(dims), q, scale);
+  return true;
+}
+
 // Scores of one row become probabilities relative to the new maximum; zero in the rest of `range`. Returns e^(m - m').
 inline float softmax_row(const ForwardTile& tile, int row, Range range) {
-  float* s = tile.scores + row * tile.score_stride;
+  float* s = static_cast<float*>(tile.work) + row * kScoreStride;
   const int begin = tile.begin[row], end = tile.end[row];
   if (begin >= end) {
     fill(s, range.begin, range.end, 0.0F);
@@ -320,7 +282,7 @@ inline float softmax_row(const ForwardTile& tile, int row, Range range) {
     Isa::store(s + c, p);
   }
   if (tile.factors != nullptr) {
-    const float* factors = tile.factors + row * tile.score_stride;
+    const float* factors = tile.factors + row * tile.factor_stride;
     for (c = begin; c < end; ++c) s[c] *= factors[c];
   }
   fill(s, range.begin, first, 0.0F);
@@ -339,7 +301,7 @@ inline float softmax_row(const ForwardTile& tile, int row, Range range) {
 // acc = acc shrink + p v for rows [row, row + rows) over keys of `range`.
 inline void accumulate_rows(const ForwardTile& tile, const float* panel, int column, int width, int row, int rows, Range range,
                             const float* shrink) {
-  multiply(rows, width / kWidth, Left{tile.scores + row * tile.score_stride + range.begin, tile.score_stride, 1},
+  multiply(rows, width / kWidth, Left{static_cast<const float*>(tile.work) + row * kScoreStride + range.begin, kScoreStride, 1},
            panel + static_cast<std::int64_t>(range.begin) * width, width, range.end - range.begin,
            ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row});
 }
@@ -351,15 +313,16 @@ void attend_tile(const ForwardTile& tile) {
   for (int row = 0; row < tile.rows; row += kRowBlock) {
     ranges[row / kRowBlock] = union_of(tile.begin, tile.end, row, at_most(row + kRowBlock, tile.rows));
   }
-  multiply_columns(tile.rows, tile.keys, tile.q, tile.q_stride, tile.k, tile.head_dim, tile.scores, tile.score_stride,
+  multiply_columns(tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims),
+                   static_cast<const float*>(tile.k), tile.dims.head_dim, static_cast<float*>(tile.work), kScoreStride,
                    [&](int row) { return ranges[row / kRowBlock]; });
   for (int row = 0; row < tile.rows; ++row) {
     const Range range = ranges[row / kRowBlock];
     if (!range.empty()) shrink[row] = softmax_row(tile, row, range);
   }
-  for (int column = 0; column < tile.head_dim_v; column += kPanel) {
-    const int width = up(at_most(tile.head_dim_v - column, kPanel));
-    const float* panel = tile.v + static_cast<std::int64_t>(column) * tile.keys;
+  for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
+    const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
+    const float* panel = static_cast<const float*>(tile.v) + static_cast<std::int64_t>(column) * tile.keys;
     for (int row = 0; row < tile.rows; row += kRowBlock) {
       const int last = at_most(row + kRowBlock, tile.rows);
       const Range range = ranges[row / kRowBlock];

@@ -2,10 +2,88 @@
 namespace ringspan::kernels {
 namespace {
 
-// One key: p and ds of all rows from the scores s (in tile.p) and dp (in tile.ds); zero where a row does not see the key.
-inline void gradient_row(const BackwardTile& tile, int key) {
-  float* s = tile.p + key * tile.score_stride;
-  float* ds = tile.ds + key * tile.score_stride;
+constexpr std::int64_t kGradScoreStride = kGradQueryTile + kScorePad;
+
+// Keys of a tile: many, because the queries are packed once for each; few enough for the second cache. Multiples of kRowBlock.
+int key_capacity(const TileDims& dims) {
+  const int width = at_least(dims.head_dim, dims.head_dim_v);
+  return width <= 64 ? 384 : width <= 128 ? 240 : 120;
+}
+
+// What lies where in the three parts of a backward tile. Queries and d_out are multiplied with scale and output_scale.
+struct GradientParts {
+  std::int64_t k_stride, v_stride;  // padded
+  std::int64_t key_count, k_elements, v_elements, q_elements, d_out_elements, score_elements;
+  float *k_rows, *v_rows, *k_panels, *dk, *dv;
+  float *q_columns, *q_panels, *d_out_columns, *d_out_panels;
+  float *p, *ds;
+
+  GradientParts(const TileDims& dims, std::int64_t capacity, void* key_side, void* query_side, void* work)
+      : k_stride(up(dims.head_dim)), v_stride(up(dims.head_dim_v)), key_count(capacity) {
+    k_elements = (capacity * k_stride + 15) / 16 * 16;
+    v_elements = (capacity * v_stride + 15) / 16 * 16;
+    q_elements = kGradQueryTile * k_stride;
+    d_out_elements = kGradQueryTile * v_stride;
+    score_elements = capacity * kGradScoreStride;
+    k_rows = static_cast<float*>(key_side);
+    k_panels = k_rows + k_elements;
+    dk = k_panels + k_elements;
+    v_rows = dk + k_elements;
+    dv = v_rows + v_elements;
+    q_columns = static_cast<float*>(query_side);
+    q_panels = q_columns + q_elements;
+    d_out_columns = q_panels + q_elements;
+    d_out_panels = d_out_columns + d_out_elements;
+    p = static_cast<float*>(work);
+    ds = p + score_elements;
+  }
+  explicit GradientParts(const BackwardTile& tile)
+      : GradientParts(tile.dims, tile.key_capacity, tile.key_side, tile.query_side, tile.work) {}
+};
+
+BackwardBytes backward_bytes(const TileDims& dims, int capacity) {
+  alignas(64) char base[64];  // only for the counts
+  const GradientParts parts(dims, capacity, base, base, base);
+  return {float_bytes(3 * parts.k_elements + 2 * parts.v_elements), float_bytes(2 * (parts.q_elements + parts.d_out_elements)),
+          float_bytes(2 * parts.score_elements)};
+}
+
+void begin_keys(BackwardTile& tile, const RowSource& k, const RowSource& v) {
+  const GradientParts parts(tile);
+  const int dtype = tile.dims.dtype;
+  kPackRows[dtype](parts.k_rows, parts.k_stride, k, 1.0F);
+  kPackRows[dtype](parts.v_rows, parts.v_stride, v, 1.0F);
+  tile.keys_finite = kPackPanels[dtype](parts.k_panels, k, tile.scale);
+  fill(parts.dk, 0, static_cast<int>(k.rows * parts.k_stride), 0.0F);
+  fill(parts.dv, 0, static_cast<int>(v.rows * parts.v_stride), 0.0F);
+}
+
+void begin_queries(BackwardTile& tile, const RowSource& q, const RowSource& d_out) {
+  const GradientParts parts(tile);
+  const int dtype = tile.dims.dtype;
+  kPackColumns[dtype](parts.q_columns, q, tile.scale);
+  kPackColumns[dtype](parts.d_out_columns, d_out, tile.output_scale);
+  const bool q_finite = kPackPanels[dtype](parts.q_panels, q, tile.scale);
+  const bool d_out_finite = kPackPanels[dtype](parts.d_out_panels, d_out, tile.output_scale);
+  tile.queries_finite = q_finite && d_out_finite;
+}
+
+inline void add_rows(const float* gradient, std::int64_t stride, int rows, int width, float* sum, std::int64_t sum_stride) {
+  for (int r = 0; r < rows; ++r, gradient += stride, sum += sum_stride) {
+    for (int e = 0; e < width; ++e) sum[e] += gradient[e];
+  }
+}
+
+void end_keys(const BackwardTile& tile, float* dk, std::int64_t dk_stride, float* dv, std::int64_t dv_stride) {
+  const GradientParts parts(tile);
+  add_rows(parts.dk, parts.k_stride, tile.keys, tile.dims.head_dim, dk, dk_stride);
+  add_rows(parts.dv, parts.v_stride, tile.keys, tile.dims.head_dim_v, dv, dv_stride);
+}
+
+// One key: p and ds of all rows from the scores s (in p) and dp (in ds); zero where a row does not see the key.
+inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, int key) {
+  float* s = parts.p + key * kGradScoreStride;
+  float* ds = parts.ds + key * kGradScoreStride;
   const int begin = tile.row_begin[key], end = tile.row_end[key];
   if (begin >= end) {
     fill(s, 0, tile.rows, 0.0F);
@@ -15,7 +93,7 @@ inline void gradient_row(const BackwardTile& tile, int key) {
   const Reg one = Isa::set1(1.0F), cap = Isa::set1(tile.softcap);
   const Reg inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
   const std::int64_t position = tile.key_first + key * tile.key_step;
-  const float* factors = tile.factors == nullptr ? nullptr : tile.factors + key * tile.score_stride;
+  const float* factors = tile.factors == nullptr ? nullptr : tile.factors + key * tile.factor_key;
   for (int r = down(begin); r < end; r += kWidth) {
     Reg score = Isa::load(s + r), derivative = one;
     if (tile.softcap > 0.0F) {
@@ -58,7 +136,7 @@ void add_key_gradient(const BackwardTile& tile, const float* weight, const float
       const Range range = step == 1 ? Range{tile.row_begin[key], tile.row_end[key]} : range_of(key);
       if (range.empty()) continue;
       multiply(at_most(step, tile.keys - key), columns / kWidth,
-               Left{weight + key * tile.score_stride + range.begin, tile.score_stride, 1},
+               Left{weight + key * kGradScoreStride + range.begin, kGradScoreStride, 1},
                panel + static_cast<std::int64_t>(range.begin) * columns, columns, range.end - range.begin,
                Add{out + key * out_stride + column, out_stride});
     }
@@ -66,51 +144,44 @@ void add_key_gradient(const BackwardTile& tile, const float* weight, const float
 }
 
 // dq[row] += sum over the keys it sees of ds[key][row] k[key]. The keys in chunks whose panel stays in the first cache.
-void add_query_gradient(const BackwardTile& tile) {
+void add_query_gradient(const BackwardTile& tile, const GradientParts& parts) {
   constexpr int kChunk = 128;
   const int step = tile.keys_finite ? kRowBlock : 1;
-  for (int column = 0; column < tile.head_dim; column += kPanel) {
-    const int columns = up(at_most(tile.head_dim - column, kPanel));
-    const float* panel = tile.k_panels + static_cast<std::int64_t>(column) * tile.keys;
+  for (int column = 0; column < tile.dims.head_dim; column += kPanel) {
+    const int columns = up(at_most(tile.dims.head_dim - column, kPanel));
+    const float* panel = parts.k_panels + static_cast<std::int64_t>(column) * tile.keys;
     for (int chunk = 0; chunk < tile.keys; chunk += kChunk) {
       for (int row = 0; row < tile.rows; row += step) {
         const int last = at_most(row + step, tile.rows);
         const Range seen = union_of(tile.key_begin, tile.key_end, row, last);
         const int begin = at_least(seen.begin, chunk), end = at_most(seen.end, chunk + kChunk);
         if (begin >= end) continue;
-        multiply(last - row, columns / kWidth, Left{tile.ds + begin * tile.score_stride + row, 1, tile.score_stride},
+        multiply(last - row, columns / kWidth, Left{parts.ds + begin * kGradScoreStride + row, 1, kGradScoreStride},
                  panel + static_cast<std::int64_t>(begin) * columns, columns, end - begin,
-                 AddToRows{tile.dq + row, column, tile.head_dim});
+                 AddToRows{tile.dq + row, column, tile.dims.head_dim});
       }
     }
   }
 }
 
 void attend_backward_tile(const BackwardTile& tile) {
+  const GradientParts parts(tile);
   const auto range_of = [&](int key) {
     return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys));
   };
-  multiply_columns(tile.keys, tile.rows, tile.k_rows, tile.k_stride, tile.q_columns, tile.head_dim, tile.p, tile.score_stride,
-                   range_of);
-  multiply_columns(tile.keys, tile.rows, tile.v_rows, tile.v_stride, tile.d_out_columns, tile.head_dim_v, tile.ds,
-                   tile.score_stride, range_of);
-  for (int key = 0; key < tile.keys; ++key) gradient_row(tile, key);
-  add_key_gradient(tile, tile.p, tile.d_out_panels, tile.head_dim_v, tile.dv, tile.dv_stride, range_of);
-  add_key_gradient(tile, tile.ds, tile.q_panels, tile.head_dim, tile.dk, tile.dk_stride, range_of);
-  add_query_gradient(tile);
+  multiply_columns(tile.keys, tile.rows, parts.k_rows, parts.k_stride, parts.q_columns, tile.dims.head_dim, parts.p,
+                   kGradScoreStride, range_of);
+  multiply_columns(tile.keys, tile.rows, parts.v_rows, parts.v_stride, parts.d_out_columns, tile.dims.head_dim_v, parts.ds,
+                   kGradScoreStride, range_of);
+  for (int key = 0; key < tile.keys; ++key) gradient_row(tile, parts, key);
+  add_key_gradient(tile, parts.p, parts.d_out_panels, tile.dims.head_dim_v, parts.dv, parts.v_stride, range_of);
+  add_key_gradient(tile, parts.ds, parts.q_panels, tile.dims.head_dim, parts.dk, parts.k_stride, range_of);
+  add_query_gradient(tile, parts);
 }
 
-using BFloat16 = Sixteen<Isa::load_bf16>;
-using Float16 = Sixteen<Isa::load_f16>;
-
 constexpr TileOps make_tile_ops() {
-  return {kWidth,
-          kPanel,
-          {pack_columns<Float32>, pack_columns<BFloat16>, pack_columns<Float16>},
-          {pack_panels<Float32>, pack_panels<BFloat16>, pack_panels<Float16>},
-          {pack_rows<Float32>, pack_rows<BFloat16>, pack_rows<Float16>},
-          attend_tile,
-          attend_backward_tile};
+  return {kWidth,       false,          forward_bytes, pack_keys,     pack_values,          pack_queries, attend_tile,
+          key_capacity, backward_bytes, begin_keys,    begin_queries, attend_backward_tile, end_keys};
 }
 
 }  // namespace

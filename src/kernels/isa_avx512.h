@@ -1,0 +1,62 @@
+// The float32 vectors of AVX-512 (F, DQ, BW, VL), for tile_generic.h and tile_pairs.h. Only for files compiled for it.
+#include <immintrin.h>
+
+#include <cstddef>
+#include <cstdint>
+
+#include "kernels/tile.h"
+
+namespace ringspan::kernels {
+namespace {
+
+struct Isa {
+  using Reg = __m512;
+  static constexpr int kWidth = 16;
+  static constexpr int kVectors = 4;
+
+  static Reg zero() { return _mm512_setzero_ps(); }
+  static Reg set1(float x) { return _mm512_set1_ps(x); }
+  static Reg load(const float* p) { return _mm512_loadu_ps(p); }
+  static void store(float* p, Reg x) { _mm512_storeu_ps(p, x); }
+  static __mmask16 first(int n) { return static_cast<__mmask16>((1U << n) - 1U); }
+  static Reg load_partial(const float* p, int n) { return _mm512_maskz_loadu_ps(first(n), p); }
+  static void store_partial(float* p, Reg x, int n) { _mm512_mask_storeu_ps(p, first(n), x); }
+  static Reg load_bf16(const std::uint16_t* p) {
+    const __m256i bits = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(bits), 16));
+  }
+  static Reg load_f16(const std::uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)));
+  }
+  static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
+  static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
+  static Reg round(Reg x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Reg ldexp(Reg x, Reg n) { return _mm512_scalef_ps(x, n); }
+  static float reduce_add(Reg x) { return _mm512_reduce_add_ps(x); }
+  static float reduce_max(Reg x) { return _mm512_reduce_max_ps(x); }
+  static void transpose(Reg (&t)[16]) {
+    Reg a[16], b[16];
+    for (int i = 0; i < 16; i += 2) {
+      a[i] = _mm512_unpacklo_ps(t[i], t[i + 1]);
+      a[i + 1] = _mm512_unpackhi_ps(t[i], t[i + 1]);
+    }
+    for (int i = 0; i < 16; i += 4) {
+      b[i] = _mm512_shuffle_ps(a[i], a[i + 2], 0x44);
+      b[i + 1] = _mm512_shuffle_ps(a[i], a[i + 2], 0xee);
+      b[i + 2] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0x44);
+      b[i + 3] = _mm512_shuffle_ps(a[i + 1], a[i + 3], 0xee);
+    }
+    // b[4 g + c] holds columns c, c + 4, c + 8, c + 12 of rows 4 g .. 4 g + 3, one per 128-bit lane.
+    for (int c = 0; c < 4; ++c) {
+      const Reg low = _mm512_shuffle_f32x4(b[c], b[c + 4], 0x88), high = _mm512_shuffle_f32x4(b[c], b[c + 4], 0xdd);
+      const Reg low2 = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0x88), high2 = _mm512_shuffle_f32x4(b[c + 8], b[c + 12], 0xdd);
+      t[c] = _mm512_shuffle_f32x4(low, low2, 0x88);
+      t[c + 4] = _mm512_shuffle_f32x4(high, high2, 0x88);
+      t[c + 8] = _mm512_shuffle_f32x4(low, low2, 0xdd);
+      t[c + 12] = _mm512_shuffle_f32x4(high, high2, 0xdd);
+    }
+  }
+};
+
+}  // namespace
+}  // namespace ringspan::kernels

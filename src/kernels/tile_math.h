@@ -1,0 +1,91 @@
+// What the algorithms of tile_generic.h and tile_pairs.h share: elementary functions over the vectors of an ISA file's
+// `struct Isa`, ranges of rows, sources. Included after it; everything is in an anonymous namespace, as there.
+#pragma once
+
+namespace ringspan::kernels {
+namespace {
+
+#define RINGSPAN_INLINE inline __attribute__((always_inline))
+#define RINGSPAN_UNROLL _Pragma("GCC unroll 16")
+
+using Reg = Isa::Reg;
+constexpr int kWidth = Isa::kWidth;
+constexpr int kVectors = Isa::kVectors;
+constexpr int kPanel = kWidth * kVectors;
+constexpr float kInf = __builtin_inff();
+
+constexpr int at_most(int a, int b) { return a < b ? a : b; }
+constexpr int at_least(int a, int b) { return a < b ? b : a; }
+constexpr int down(int x) { return x / kWidth * kWidth; }
+constexpr int up(int x) { return (x + kWidth - 1) / kWidth * kWidth; }
+
+// ---- elementary functions ----------------------------------------------------------------------------------------------
+
+// e^x for x <= 88; relative error 1e-7; exactly 1 at 0, exactly 0 below -105 (and at -inf), NaN at NaN.
+RINGSPAN_INLINE Reg exp_of(Reg x) {
+  x = Isa::max(Isa::set1(-105.0F), x);
+  const Reg log2e = Isa::set1(1.44269504F);
+  const Reg n = Isa::round(x * log2e);
+  const Reg f = Isa::fma(x, log2e, -n);  // 2^f, |f| <= 1/2: minimax of degree 5
+  Reg p = Isa::set1(1.327646719e-3F);
+  p = Isa::fma(p, f, Isa::set1(9.675541682e-3F));
+  p = Isa::fma(p, f, Isa::set1(5.550713292e-2F));
+  p = Isa::fma(p, f, Isa::set1(2.402211972e-1F));
+  p = Isa::fma(p, f, Isa::set1(6.931469671e-1F));
+  p = Isa::fma(p, f, Isa::set1(1.0F));
+  return Isa::ldexp(p, n);
+}
+
+// Near 0 the odd polynomial of Cephes; elsewhere from e^(2|x|). Relative error 2e-7; NaN at NaN.
+RINGSPAN_INLINE Reg tanh_of(Reg x) {
+  const Reg zero = Isa::zero();
+  const Reg magnitude = x < zero ? -x : x;
+  const Reg z = x * x;
+  Reg p = Isa::set1(-5.70498872745e-3F);
+  p = Isa::fma(p, z, Isa::set1(2.06390887954e-2F));
+  p = Isa::fma(p, z, Isa::set1(-5.37397155531e-2F));
+  p = Isa::fma(p, z, Isa::set1(1.33314422036e-1F));
+  p = Isa::fma(p, z, Isa::set1(-3.33332819422e-1F));
+  const Reg small = Isa::fma(p * z, x, x);
+  const Reg limit = Isa::set1(10.0F);  // tanh is 1 in float32
+  const Reg bounded = magnitude > limit ? limit : magnitude;
+  const Reg large = Isa::set1(1.0F) - Isa::set1(2.0F) / (exp_of(bounded + bounded) + Isa::set1(1.0F));
+  return magnitude < Isa::set1(0.625F) ? small : (x < zero ? -large : large);
+}
+
+// s -= slope |distance + c step| for c in [begin, end).
+inline void subtract_alibi(float* s, int begin, int end, float slope, std::int64_t distance, std::int64_t step) {
+  for (int c = begin; c < end; ++c) {
+    const std::int64_t d = distance + c * step;
+    s[c] -= slope * static_cast<float>(d < 0 ? -d : d);
+  }
+}
+
+inline void fill(float* s, int begin, int end, float value) {
+  for (int c = begin; c < end; ++c) s[c] = value;
+}
+
+// ---- rows ---------------------------------------------------------------------------------------------------------------
+
+template <typename Type>
+RINGSPAN_INLINE const typename Type::Type* row_at(const RowSource& source, int row) {
+  const std::int64_t index = source.index == nullptr ? row : source.index[row];
+  return static_cast<const typename Type::Type*>(source.data) + index * source.stride;
+}
+
+// The union of the ranges of rows [first, last), empty ones left out.
+struct Range {
+  int begin, end;
+  bool empty() const { return begin >= end; }
+};
+inline Range union_of(const std::int32_t* begin, const std::int32_t* end, int first, int last) {
+  Range range{1 << 30, 0};
+  for (int r = first; r < last; ++r) {
+    if (begin[r] >= end[r]) continue;
+    range = {at_most(range.begin, begin[r]), at_least(range.end, end[r])};
+  }
+  return range;
+}
+
+}  // namespace
+}  // namespace ringspan::kernels

@@ -1,0 +1,202 @@
+// The tiled algorithm over dot products of pairs of bfloat16: operands and packing. tile_pairs_product.h,
+// tile_pairs_forward.h and tile_pairs_backward.h have the rest; an ISA file includes them after its `struct Dot`.
+//
+// A float16 is the sum of two bfloat16, its planes (11 = 8 + 3 bits), and a product of sums is a sum of products, so that
+// float16 takes the same path: products of all planes where a score is made (as exact as float32), without the smallest where
+// probabilities are rounded anyway (2^-17 of a float16's 2^-11).
+//
+// Packed forms (u16 words; a plane of one after the other):
+//   left    rows x depth: [rows][stride]; depth padded with zeros to a multiple of 32
+//   right   depth x columns: panels of 16 columns, each [depth / 2][16][2]: two neighbouring depths side by side
+// 16 columns x 32 depths of a right operand are 1 KiB in one piece, 16 x 32 of a left one 16 lines: tiles of AMX, and rows of
+// words to broadcast against vectors for AVX512-BF16.
+//
+// Dot: kRows, kPanels (of the largest block), Session (what must be alive while blocks are computed), and
+//   block<Products>(rows, panels, left, right, depth, c, c_stride, add): c[rows][16 panels] (+)= sum over depth. It may read
+//   and write rows up to the next multiple of 16.
+// Each element of c is a chain over chunks of 32 depths (AMX) or of 2, in order, plane by plane; chunks of zeros add nothing.
+// Denormal results count as zero.
+#pragma once
+
+#include "kernels/tile_math.h"
+
+namespace ringspan::kernels {
+namespace {
+
+using Word = std::uint16_t;
+
+constexpr int kChunk = 32;  // depth of a tile
+constexpr int kPanelColumns = 16;
+constexpr std::int64_t kPanelPad = 32;  // words between panels, against cache set conflicts
+constexpr std::int64_t kRowPad = 32;
+constexpr int kPairRows = 32;  // rows of a block of queries
+
+constexpr int up32(int x) { return (x + 31) / 32 * 32; }
+constexpr int down32(int x) { return x / 32 * 32; }
+constexpr int up16(int x) { return (x + 15) / 16 * 16; }
+constexpr std::int64_t to_line(std::int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// ---- planes ------------------------------------------------------------------------------------------------------------
+
+RINGSPAN_INLINE __m512 low_half(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
+RINGSPAN_INLINE __m512 high_half(__m512i words) {
+  return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+}
+RINGSPAN_INLINE __m512 widen(__m256i x) { return low_half(_mm512_cvtepu16_epi32(x)); }
+RINGSPAN_INLINE __mmask16 not_finite(__m256i x) {
+  const __m256i exponent = _mm256_set1_epi16(0x7f80);
+  return _mm256_cmpeq_epi16_mask(_mm256_and_si256(x, exponent), exponent);
+}
+RINGSPAN_INLINE __m256i round_to_words(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
+
+struct BFloat16 {
+  static constexpr int kPlanes = 1;
+  RINGSPAN_INLINE static void load(const Word* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
+    planes[0] = _mm256_maskz_loadu_epi16(present, p);
+  }
+};
+
+struct Float16 {
+  static constexpr int kPlanes = 2;
+  RINGSPAN_INLINE static void load(const Word* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
+    const __m512 x = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, p));
+    planes[0] = round_to_words(x);
+    planes[1] = _mm256_maskz_mov_epi16(static_cast<__mmask16>(~not_finite(planes[0])), round_to_words(x - widen(planes[0])));
+  }
+};
+
+// Which planes of left and right are multiplied, smallest products first.
+template <int kPlanes>
+struct AllProducts;
+template <>
+struct AllProducts<1> {
+  static constexpr int kCount = 1, kLeft[] = {0}, kRight[] = {0};
+};
+template <>
+struct AllProducts<2> {
+  static constexpr int kCount = 4, kLeft[] = {1, 0, 1, 0}, kRight[] = {1, 1, 0, 0};
+};
+template <int kPlanes>
+struct LargeProducts : AllProducts<kPlanes> {};
+template <>
+struct LargeProducts<2> {
+  static constexpr int kCount = 3, kLeft[] = {0, 1, 0}, kRight[] = {1, 0, 0};
+};
+
+// ---- packing -----------------------------------------------------------------------------------------------------------
+
+struct Left {
+  const Word* data;
+  std::int64_t stride, plane;
+};
+struct Right {
+  const Word* data;
+  std::int64_t panel, plane;
+  Right at(int column, int depth) const {
+    return {data + column / kPanelColumns * panel + static_cast<std::int64_t>(depth) * kPanelColumns, panel, plane};
+  }
+};
+
+RINGSPAN_INLINE __mmask16 first_of(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1U << n) - 1U); }
+
+template <typename Type>
+RINGSPAN_INLINE void load_planes(const RowSource& source, int row, int e, __m256i (&planes)[Type::kPlanes]) {
+  const std::int64_t index = source.index == nullptr || row >= source.rows ? row : source.index[row];
+  const __mmask16 present = row < source.rows ? first_of(source.width - e) : 0;
+  Type::load(static_cast<const Word*>(source.data) + index * source.stride + e, present, planes);
+}
+
+// Rows as rows of a left operand.
+template <typename Type>
+bool pack_left(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
+  __mmask16 bad = 0;
+  for (int row = 0; row < source.rows; ++row) {
+    for (int e = 0; e < up32(source.width); e += 16) {
+      __m256i planes[Type::kPlanes];
+      load_planes<Type>(source, row, e, planes);
+      bad |= not_finite(planes[0]);
+      for (int p = 0; p < Type::kPlanes; ++p)
+        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + p * plane + row * stride + e), planes[p]);
+    }
+  }
+  return bad == 0;
+}
+
+// 16 words of 16 rows become 16 rows of words.
+RINGSPAN_INLINE void transpose_words(__m512i (&words)[16]) {
+  Reg t[16];
+  for (int i = 0; i < 16; ++i) t[i] = _mm512_castsi512_ps(words[i]);
+  Isa::transpose(t);
+  for (int i = 0; i < 16; ++i) words[i] = _mm512_castps_si512(t[i]);
+}
+
+// Rows as columns of a right operand: depth is their width.
+template <typename Type>
+bool pack_right_columns(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
+  __mmask16 bad = 0;
+  for (int first = 0; first < up32(source.rows); first += kPanelColumns, out += panel) {
+    for (int e = 0; e < up32(source.width); e += 32) {
+      __m512i words[Type::kPlanes][16];
+      for (int r = 0; r < 16; ++r) {
+        __m256i low[Type::kPlanes], high[Type::kPlanes];
+        load_planes<Type>(source, first + r, e, low);
+        load_planes<Type>(source, first + r, e + 16, high);
+        bad |= not_finite(low[0]) | not_finite(high[0]);
+        for (int p = 0; p < Type::kPlanes; ++p) words[p][r] = _mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1);
+      }
+      for (int p = 0; p < Type::kPlanes; ++p) {
+        transpose_words(words[p]);
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + p * plane + (e + 2 * i) * kPanelColumns, words[p][i]);
+      }
+    }
+  }
+  return bad == 0;
+}
+
+// Rows 2 i and 2 i + 1 side by side, 16 elements from e on.
+template <typename Type>
+RINGSPAN_INLINE __mmask16 load_pair(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes]) {
+  __m256i even[Type::kPlanes], odd[Type::kPlanes];
+  load_planes<Type>(source, row, e, even);
+  load_planes<Type>(source, row + 1, e, odd);
+  for (int p = 0; p < Type::kPlanes; ++p)
+    words[p] = _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
+  return not_finite(even[0]) | not_finite(odd[0]);
+}
+
+// Rows as depths of a right operand.
+template <typename Type>
+bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
+  __mmask16 bad = 0;
+  for (int row = 0; row < up32(source.rows); row += 2) {
+    for (int e = 0; e < source.width; e += kPanelColumns) {
+      __m512i words[Type::kPlanes];
+      bad |= load_pair<Type>(source, row, e, words);
+      for (int p = 0; p < Type::kPlanes; ++p)
+        _mm512_storeu_si512(out + p * plane + e / kPanelColumns * panel + row * kPanelColumns, words[p]);
+    }
+  }
+  return bad == 0;
+}
+
+// Rows as depths of a left operand: [width][rows].
+template <typename Type>
+void pack_left_columns(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
+  for (int row = 0; row < up32(source.rows); row += 32) {
+    for (int e = 0; e < source.width; e += 16) {
+      __m512i words[Type::kPlanes][16];
+      for (int i = 0; i < 16; ++i) {
+        __m512i pair[Type::kPlanes];
+        load_pair<Type>(source, row + 2 * i, e, pair);
+        for (int p = 0; p < Type::kPlanes; ++p) words[p][i] = pair[p];
+      }
+      for (int p = 0; p < Type::kPlanes; ++p) {
+        transpose_words(words[p]);
+        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + p * plane + (e + i) * stride + row, words[p][i]);
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringspan::kernels

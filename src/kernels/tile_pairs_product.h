@@ -1,0 +1,115 @@
+// Products of packed operands over an ISA file's `struct Dot`, and 2^x; see tile_pairs.h.
+#pragma once
+
+#include "kernels/tile_pairs.h"
+
+namespace ringspan::kernels {
+namespace {
+
+// c[rows][columns] (+)= left x right; columns a multiple of 16, depth of 32.
+template <typename Products>
+void multiply_pairs(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride,
+                    bool add) {
+  constexpr int kColumns = Dot::kPanels * kPanelColumns;
+  for (int column = 0; column < columns; column += kColumns) {
+    const int panels = at_most(columns - column, kColumns) / kPanelColumns;
+    const Right here = right.at(column, 0);
+    for (int row = 0; row < rows; row += Dot::kRows) {
+      Dot::block<Products>(at_most(rows - row, Dot::kRows), panels,
+                           Left{left.data + row * left.stride, left.stride, left.plane}, here, depth,
+                           c + row * c_stride + column, c_stride, add);
+    }
+  }
+}
+
+RINGSPAN_INLINE __mmask16 not_finite(Reg x) {
+  const __m512i exponent = _mm512_set1_epi32(0x7f800000);
+  return _mm512_cmpeq_epi32_mask(_mm512_and_si512(_mm512_castps_si512(x), exponent), exponent);
+}
+// 32 words, zeros instead of those that are not finite.
+RINGSPAN_INLINE __m512i finite_or_zero(__m512i words) {
+  const __m512i exponent = _mm512_set1_epi16(0x7f80);
+  return _mm512_maskz_mov_epi16(_mm512_cmpneq_epi16_mask(_mm512_and_si512(words, exponent), exponent), words);
+}
+// An element of a left operand, 16 columns of depth k of a panel: the sums of their planes.
+template <int kPlanes>
+RINGSPAN_INLINE Reg element_of(const Word* data, std::int64_t plane) {
+  Reg x = Isa::zero();
+  for (int n = 0; n < kPlanes; ++n) x += low_half(_mm512_set1_epi32(data[n * plane]));
+  return x;
+}
+template <int kPlanes>
+RINGSPAN_INLINE Reg columns_of(const Right& panel, int k) {
+  Reg x = Isa::zero();
+  for (int n = 0; n < kPlanes; ++n) {
+    const __m512i words = _mm512_loadu_si512(panel.data + n * panel.plane + k / 2 * kChunk);
+    x += k % 2 == 0 ? low_half(words) : high_half(words);
+  }
+  return x;
+}
+RINGSPAN_INLINE bool is_finite(Word word) { return (word & 0x7f80U) != 0x7f80U; }
+
+// An infinite number is packed as itself and zero, so that products of planes contain 0 inf: makes such elements of c again
+// from the sums of the planes. (Products of finite float16 do not overflow.)
+template <int kPlanes>
+void repair_products(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride) {
+  for (int column = 0; column < columns; column += kPanelColumns) {
+    const Right panel = right.at(column, 0);
+    for (int row = 0; row < rows; ++row) {
+      float* out = c + row * c_stride + column;
+      const __mmask16 bad = not_finite(Isa::load(out));
+      if (bad == 0) continue;
+      Reg sum = Isa::zero();
+      for (int k = 0; k < depth; ++k)
+        sum = Isa::fma(element_of<kPlanes>(left.data + row * left.stride + k, left.plane), columns_of<kPlanes>(panel, k), sum);
+      _mm512_mask_storeu_ps(out, bad, sum);
+    }
+  }
+}
+
+// c = weights x right, where some of `right` is not finite and must meet only the weights of depths that a row sees,
+// [begin[row], end[row]) - origin: first without it, so that other rows keep their bits, then it alone. `copy`: a panel.
+template <int kPlanes>
+void multiply_visible(int rows, int columns, int depth, const Left& weights, const Right& right, float* c,
+                      std::int64_t c_stride, const std::int32_t* begin, const std::int32_t* end, int origin, Word* copy) {
+  const std::int64_t copy_plane = static_cast<std::int64_t>(depth) * kPanelColumns;
+  for (int column = 0; column < columns; column += kPanelColumns) {
+    const Right panel = right.at(column, 0);
+    for (int n = 0; n < kPlanes; ++n) {
+      for (std::int64_t i = 0; i < copy_plane; i += 32)
+        _mm512_storeu_si512(copy + n * copy_plane + i, finite_or_zero(_mm512_loadu_si512(panel.data + n * panel.plane + i)));
+    }
+    multiply_pairs<LargeProducts<kPlanes>>(rows, kPanelColumns, depth, weights, Right{copy, 0, copy_plane}, c + column,
+                                           c_stride, false);
+    for (int k = 0; k < depth; ++k) {
+      const Reg values = columns_of<kPlanes>(panel, k);
+      const __mmask16 bad = not_finite(values);
+      if (bad == 0) continue;
+      for (int row = 0; row < rows; ++row) {
+        if (k + origin < begin[row] || k + origin >= end[row]) continue;
+        float* sum = c + row * c_stride + column;
+        const Reg weight = element_of<kPlanes>(weights.data + row * weights.stride + k, weights.plane);
+        _mm512_mask_storeu_ps(sum, bad, Isa::fma(weight, values, Isa::load(sum)));
+      }
+    }
+  }
+}
+
+// 2^x for x <= 127; relative error 1e-7; exactly 1 at 0, exactly 0 below -152 (and at -inf), NaN at NaN.
+RINGSPAN_INLINE Reg exp2_of(Reg x) {
+  x = Isa::max(Isa::set1(-152.0F), x);
+  const Reg n = Isa::round(x);
+  const Reg f = x - n;
+  Reg p = Isa::set1(1.327646719e-3F);
+  p = Isa::fma(p, f, Isa::set1(9.675541682e-3F));
+  p = Isa::fma(p, f, Isa::set1(5.550713292e-2F));
+  p = Isa::fma(p, f, Isa::set1(2.402211972e-1F));
+  p = Isa::fma(p, f, Isa::set1(6.931469671e-1F));
+  p = Isa::fma(p, f, Isa::set1(1.0F));
+  return Isa::ldexp(p, n);
+}
+
+constexpr float kLog2e = 1.44269504F;
+
+}  // namespace
+}  // namespace ringspan::kernels
