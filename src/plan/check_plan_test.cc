@@ -82,7 +82,7 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"MessageToItself", [](PlanData& d) { first_transfer(d, true).peer = 1; }, "a message to itself"},
         Mistake{"ForgottenPack", [](PlanData& d) { forget(d, LaunchKind::copy); }, "sends what was never written"},
         Mistake{"ForgottenStart", [](PlanData& d) { forget(d, LaunchKind::fill); }, "reads what was never written"},
-        Mistake{"ForgottenEnd", [](PlanData& d) { forget(d, LaunchKind::finalize); }, "a row of o is never written"},
+        Mistake{"ForgottenEnd", [](PlanData& d) { forget(d, LaunchKind::finalize); }, "a row of lse is never written"},
         Mistake{"TooEarly",  // computes with what arrives meanwhile
                 [](PlanData& d) {
                   std::vector<Stage>& stages = d.forward.stages;
