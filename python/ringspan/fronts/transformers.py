@@ -1,0 +1,285 @@
+"""Hugging Face transformers: AttentionInterface and AttentionMaskInterface.
+
+    from ringspan.fronts import transformers as ringspan_hf
+
+    front = ringspan_hf.register()                              # local attention
+    model = AutoModelForCausalLM.from_config(config, attn_implementation="ringspan")
+
+Over ranks, each holding its shard of every sequence:
+
+    front = ringspan_hf.register(group=group, sharding="zigzag")
+    loss = model(**front.shard(input_ids, labels)).loss         # this rank's share: sum losses and gradients over the group
+
+Both interfaces are registered: without the second one transformers passes no mask, and causality and padding are lost. Padding on either
+side, sliding windows, packed sequences (position_ids), soft caps and sinks are understood, the n x n mask is never made; what is not
+understood raises. A padding token's query sees what is left of its keys, or nothing, and then gives 0.
+"""
+
+import contextlib
+
+import torch
+import torch.distributed as dist
+
+from ..errors import Error, InvalidArgument, Unsupported
+from . import _hf_masks
+from ._call import attend, check_offsets, refuse
+from ._hf_masks import Mask
+from ._masks import attend_parts, lower_mask
+
+# What models hand down and attention has no use for.
+_HARMLESS = {
+    "use_cache", "cache_position", "output_hidden_states", "return_dict", "num_items_in_batch", "logits_to_keep", "labels", "shift_labels",
+    "output_router_logits", "position_embeddings", "deterministic", "max_length_q", "max_length_k", "past_key_values", "layer_idx",
+}  # fmt: skip
+
+_registered = {}
+
+
+class Front:
+    """What is registered under one name. `documents` holds the offsets of packed sequences over all tokens, None: one sequence."""
+
+    def __init__(self, group, sharding, strategy):
+        self.group, self.strategy = group, strategy
+        self._sharding = sharding
+        self._tokens = None  # of the whole sequence, in the current forward
+        self.documents = None
+
+    def sharding(self, tokens=None):
+        """The Sharding of the sequences, of `tokens` tokens, or as in the latest forward."""
+        from ..torch import Sharding
+
+        if not isinstance(self._sharding, str):
+            return self._sharding
+        tokens = self._tokens if tokens is None else tokens
+        if tokens is None:
+            raise InvalidArgument("the number of tokens is not known before the first forward; pass tokens=")
+        return Sharding(self._sharding, tokens=tokens, ranks=dist.get_world_size(self.group))
+
+    def shard(self, input_ids, labels=None, *, attention_mask=None, cu_seqlens=None, ignore_index=-100):
+        """The arguments of model(...) for this rank, from whole sequences (batch, tokens): input_ids, position_ids, and with labels
+        (not shifted, as transformers wants them) the labels shifted across ranks and the number of them in the batch.
+
+        The loss of a rank is then its share: the sum over the group is the mean over all tokens, and gradients are to be summed.
+        cu_seqlens: packed sequences; positions start anew in each."""
+        self._need_group("shard")
+        if cu_seqlens is not None:
+            self.documents = tuple(check_offsets("cu_seqlens", cu_seqlens, input_ids.shape[1], None, None))
+        else:
+            self.documents = None
+        sharding, rank = self.sharding(input_ids.shape[1]), dist.get_rank(self.group)
+        positions = self._positions(sharding).to(input_ids.device)
+        result = {"input_ids": sharding.shard(input_ids, rank=rank), "position_ids": positions.expand(input_ids.shape[0], -1)}
+        if attention_mask is not None:
+            result["attention_mask"] = sharding.shard(attention_mask, rank=rank)
+        if labels is not None:
+            following = torch.full_like(labels, ignore_index)
+            following[:, :-1] = labels[:, 1:]
+            if self.documents is not None:
+                following[:, [offset - 1 for offset in self.documents[1:]]] = ignore_index
+            result["labels"] = sharding.shard(labels, rank=rank)
+            result["shift_labels"] = sharding.shard(following, rank=rank)
+            result["num_items_in_batch"] = (following != ignore_index).sum()
+        return result
+
+    def _need_group(self, name):
+        if self.group is None:
+            raise InvalidArgument(f"{name}() needs ranks: register(group=...)")
+
+    def _positions(self, sharding):
+        """The positions, each within its sequence, of this rank's tokens."""
+        positions = sharding.positions(dist.get_rank(self.group))
+        positions = positions if isinstance(positions, torch.Tensor) else torch.as_tensor(positions.copy())
+        if self.documents is not None:
+            offsets = torch.tensor(self.documents)
+            positions = positions - offsets[torch.searchsorted(offsets, positions, right=True) - 1]
+        return positions
+
+    # ---- AttentionMaskInterface ----
+
+    def mask(self, batch_size, q_length, kv_length, q_offset=0, kv_offset=0, mask_function=None, attention_mask=None, **arguments):
+        """A Mask; see transformers.masking_utils.sdpa_mask for the arguments."""
+        from transformers.masking_utils import causal_mask_function
+
+        function = causal_mask_function if mask_function is None else mask_function
+        structure = _hf_masks.structure_of(function)
+        q_offset, kv_offset = int(q_offset), int(kv_offset)
+        if self.group is not None:
+            with self._together():
+                return self._shard_mask(batch_size, q_length, kv_length, q_offset, structure, function, attention_mask)
+        keep = None
+        if attention_mask is not None:
+            keep = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
+            keep = torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
+        aligned = q_length == kv_length and q_offset == kv_offset
+        if structure is not None and (structure.documents is None or aligned and keep is None):
+            parts = _hf_masks.parts_of(structure, batch_size, q_length, kv_length, q_offset - kv_offset, keep)
+        else:
+            arguments.update(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+                             mask_function=function, attention_mask=attention_mask)  # fmt: skip
+            parts = _hf_masks.evaluate(arguments, batch_size, q_length, kv_length)
+        return Mask(batch_size, q_length, kv_length, structure, parts)
+
+    def _shard_mask(self, batch, q_length, kv_length, q_offset, structure, function, attention_mask):
+        if structure is None:
+            raise Unsupported(f"the mask function {function.__qualname__} is not supported over ranks; causal, sliding-window and bidirectional are")
+        if q_length != kv_length or q_offset:
+            raise Unsupported(f"{q_length} queries after {q_offset} cached tokens: a KV cache is not supported over ranks; pass use_cache=False")
+        tokens = torch.tensor(q_length, device="cpu" if attention_mask is None else attention_mask.device)
+        dist.all_reduce(tokens, group=self.group)
+        self._tokens = int(tokens)
+        parts = None
+        if attention_mask is not None:
+            keep = self.sharding().unshard(attention_mask.to(torch.uint8), group=self.group).to(torch.bool)
+            if not bool(keep.all()):
+                if self.documents is not None:
+                    raise Unsupported("padding together with packed sequences is not supported; make the padding a sequence of its own")
+                parts = _hf_masks.parts_of(_hf_masks.Structure(structure.lo, structure.hi), batch, self._tokens, self._tokens, 0, keep)
+        return Mask(batch, q_length, kv_length, structure, parts)
+
+    @contextlib.contextmanager
+    def _together(self):
+        """An error of one rank is raised on all, instead of leaving the others waiting."""
+        try:
+            yield
+        except Error as error:
+            from ..torch import _attention, _execute, _transport
+
+            _execute.group_named(_transport.name_of(_transport.group_of(self.group))).refuse(error, _attention._deadline)
+            raise
+
+    # ---- AttentionInterface ----
+
+    def attention(self, module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, sliding_window=None,
+                  softcap=None, s_aux=None, position_ids=None, cu_seq_lens_q=None, cu_seq_lens_k=None, **unknown):  # fmt: skip
+        """query, key, value (batch, heads, tokens, head_dim) -> (batch, tokens, heads, head_dim), None."""
+        with self._together() if self.group is not None else contextlib.nullcontext():
+            _check_unknown(unknown)
+            arguments = dict(dropout_p=float(dropout), scale=scaling, softcap=float(softcap or 0.0), sinks=s_aux)
+            q, k, v = (t.transpose(1, 2) for t in (query, key, value))
+            causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
+            if isinstance(attention_mask, Mask):
+                _check_mask(attention_mask, q, k, sliding_window, is_causal)
+            if self.group is None:
+                pattern = self._local(attention_mask, q, k, causal, sliding_window, cu_seq_lens_q, cu_seq_lens_k)
+            else:
+                pattern = self._over_ranks(attention_mask, causal, sliding_window, position_ids, cu_seq_lens_q)
+                arguments.update(group=self.group, sharding=self.sharding(), strategy=self.strategy)
+        if isinstance(pattern, tuple):
+            return attend_parts(q, k, v, pattern, **arguments), None
+        return attend(q, k, v, layout="bshd", **pattern, **arguments), None
+
+    def _local(self, mask, q, k, causal, sliding_window, cu_q, cu_k):
+        """Parts, or the arguments of attention()."""
+        if isinstance(mask, Mask):
+            return mask.parts
+        if isinstance(mask, torch.Tensor):
+            if mask.dtype != torch.bool:
+                raise Unsupported(f"attention_mask of {mask.dtype} {tuple(mask.shape)} is added to the scores; pass a boolean 4-D mask, or a 2-D one")
+            if mask.dim() != 4:
+                raise Unsupported(f"attention_mask reached attention with shape {tuple(mask.shape)}; register the mask function too (register() does)")
+            return lower_mask(mask[..., : k.shape[1]], q.shape[0], q.shape[2], q.shape[1], k.shape[1])
+        if mask is not None:
+            raise Unsupported(f"attention_mask of type {type(mask).__name__} is not supported; pass a boolean tensor, or none")
+        window = None if sliding_window is None else (int(sliding_window) - 1, 0 if causal else int(sliding_window) - 1)
+        if cu_q is not None:
+            return dict(causal=causal, window=window, **_documents(cu_q, cu_k, q, k))
+        if causal and q.shape[1] not in (1, k.shape[1]):
+            raise Unsupported(f"{q.shape[1]} queries and {k.shape[1]} keys without a mask: which keys come first is not known; "
+                              "the model must create its masks with transformers.masking_utils")  # fmt: skip
+        return dict(causal=causal, window=window)
+
+    def _over_ranks(self, mask, causal, sliding_window, position_ids, cu_q):
+        if mask is not None and not isinstance(mask, Mask):
+            raise Unsupported(f"attention_mask of type {type(mask).__name__} is not supported over ranks; pass a 2-D padding mask of this rank's tokens")
+        if cu_q is not None:
+            raise Unsupported("cu_seq_lens_q is not supported over ranks; give cu_seqlens of all tokens to shard(), or set documents")
+        if mask is None:
+            raise Unsupported("the model made no mask, so the number of tokens of all ranks is not known; it must use transformers.masking_utils")
+        sharding = self.sharding()
+        if position_ids is not None:
+            expected = self._positions(sharding)
+            if position_ids.dim() != 2 or not bool((position_ids == expected.to(position_ids.device)).all()):
+                raise InvalidArgument(
+                    f"position_ids are not the positions of this rank's tokens under {sharding!r}"
+                    f"{'' if self.documents is None else ' within the packed sequences'}: take them from shard() or sharding().positions(rank)"
+                )
+        if mask.parts is not None:
+            return mask.parts
+        documents = None if self.documents is None else torch.tensor(self.documents, dtype=torch.int32)
+        return dict(causal=mask.structure.causal, window=mask.structure.window, cu_seqlens=documents)
+
+
+def _documents(cu_q, cu_k, q, k):
+    if q.shape[0] != 1:
+        raise InvalidArgument(f"cu_seq_lens_q with a batch of {q.shape[0]}: packed sequences are one row")
+    return dict(cu_seqlens=cu_q.to(torch.int32), cu_seqlens_k=None if cu_k is None else cu_k.to(torch.int32))
+
+
+def _check_unknown(unknown):
+    if unknown.get("output_attentions"):
+        refuse("output_attentions", True, "probabilities are never formed; use attn_implementation='eager'")
+    for name, value in unknown.items():
+        if value is None or value is False or name in _HARMLESS:
+            continue
+        raise Unsupported(f"the model passes '{name}' to attention, which ringspan does not know and will not ignore; use attn_implementation='eager'")
+
+
+def _check_mask(mask, q, k, sliding_window, is_causal):
+    if (mask.batch, mask.tokens_q, mask.tokens_k) != (q.shape[0], q.shape[1], k.shape[1]):
+        raise InvalidArgument(f"the mask is for (batch, queries, keys) {(mask.batch, mask.tokens_q, mask.tokens_k)}, but attention got "
+                              f"{(q.shape[0], q.shape[1], k.shape[1])}")  # fmt: skip
+    if mask.structure is None:
+        return
+    if is_causal is False and mask.structure.causal:
+        raise InvalidArgument("is_causal=False with a causal mask; set config.is_causal = False, which changes both")
+    if sliding_window is not None and mask.structure.lo is None:
+        raise InvalidArgument(f"a layer with sliding_window ({sliding_window}) got a mask without a window")
+
+
+def register(name="ringspan", *, group=None, sharding="zigzag", strategy="auto"):
+    """Makes attn_implementation=name available, in both interfaces. group: q, k, v are shards of its ranks, dealt as `sharding`."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    if group is not None:
+        from ..torch._transport import group_of
+
+        group = group_of(group)
+    front = Front(group, sharding, strategy)
+    AttentionInterface.register(name, front.attention)
+    AttentionMaskInterface.register(name, front.mask)
+    _registered[name] = front
+    return front
+
+
+# ---- ring-flash-attention's adapter ----
+
+_FLASH = "flash_attention_2"
+
+
+def substitute_flash_attention(group, heads_k_stride):
+    if not isinstance(heads_k_stride, int) or heads_k_stride < 1:
+        raise InvalidArgument(f"heads_k_stride ({heads_k_stride!r}) must be a positive integer")
+    register(_FLASH, group=group, sharding="contiguous")
+
+
+def _substituted():
+    if _FLASH not in _registered:
+        raise InvalidArgument("call substitute_hf_flash_attn first")
+    return _registered[_FLASH]
+
+
+def update_documents(cu_seqlens, group):
+    front = _substituted()
+    offsets = tuple(check_offsets("cu_seqlens", cu_seqlens, None, None, None))
+    ranks = dist.get_world_size(group)
+    if offsets[-1] % ranks:
+        raise InvalidArgument(f"cu_seqlens ends at {offsets[-1]}, which the number of ranks ({ranks}) must divide")
+    front.documents = offsets
+
+
+def use_ring(flag):
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    front = _substituted() if flag else Front(None, "contiguous", "auto")
+    AttentionInterface.register(_FLASH, front.attention)
+    AttentionMaskInterface.register(_FLASH, front.mask)

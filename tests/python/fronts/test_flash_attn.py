@@ -1,0 +1,117 @@
+"""flash_attn_func and its family: as flash-attn's users call them."""
+
+import inspect
+
+import pytest
+import torch
+
+import dense
+from ringspan import Unsupported
+from ringspan.fronts import flash_attn
+
+B, H, HK, D = 2, 6, 2, 16
+TAIL = dict(dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False,
+            return_attn_probs=False)  # fmt: skip
+
+
+def defaults(function):
+    parameters = inspect.signature(function).parameters.values()
+    positional = [p for p in parameters if p.kind == p.POSITIONAL_OR_KEYWORD]
+    return [p.name for p in positional], {p.name: p.default for p in positional if p.default is not p.empty}
+
+
+@pytest.mark.parametrize("name, first", [
+    ("flash_attn_func", ["q", "k", "v"]),
+    ("flash_attn_kvpacked_func", ["q", "kv"]),
+    ("flash_attn_qkvpacked_func", ["qkv"]),
+    ("flash_attn_varlen_func", ["q", "k", "v", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]),
+    ("flash_attn_varlen_kvpacked_func", ["q", "kv", "cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k"]),
+    ("flash_attn_varlen_qkvpacked_func", ["qkv", "cu_seqlens", "max_seqlen"]),
+])  # fmt: skip
+def test_signatures(name, first):
+    names, values = defaults(getattr(flash_attn, name))
+    tail = {**TAIL, "block_table": None} if name == "flash_attn_varlen_func" else TAIL
+    assert (names, values) == (first + list(tail), tail)
+
+
+def bias_of(slopes, n_q, n_k):
+    distance = (torch.arange(n_k)[None] - torch.arange(n_q)[:, None] - (n_k - n_q)).abs().double()
+    return -slopes.double().reshape(-1, H, 1, 1) * distance
+
+
+@pytest.mark.parametrize("n_q, n_k", [(13, 21), (21, 13), (1, 9)])
+def test_batched(n_q, n_k):
+    q, k, v = dense.tensors((B, n_q, H, D), (B, n_k, HK, D), (B, n_k, HK, D))
+    slopes = torch.rand(H, generator=torch.Generator().manual_seed(3))
+    slopes_b = torch.rand(B, H, generator=torch.Generator().manual_seed(4))
+    cases = [
+        ("full", {}, dense.band(n_q, n_k), {}),
+        ("causal", dict(causal=True), dense.band(n_q, n_k, causal=True), {}),
+        ("window", dict(window_size=(4, 2)), dense.band(n_q, n_k, 4, 2), {}),
+        ("left window", dict(window_size=(4, -1)), dense.band(n_q, n_k, 4, -1), {}),
+        ("causal window", dict(causal=True, window_size=(4, 4)), dense.band(n_q, n_k, 4, causal=True), {}),
+        ("scale, softcap", dict(softmax_scale=0.2, softcap=1.5), None, dict(scale=0.2, softcap=1.5)),
+        ("alibi", dict(causal=True, alibi_slopes=slopes), dense.band(n_q, n_k, causal=True), dict(bias=bias_of(slopes, n_q, n_k))),
+        ("alibi per item", dict(alibi_slopes=slopes_b), None, dict(bias=bias_of(slopes_b, n_q, n_k))),
+    ]
+    for name, arguments, seen, scores in cases:
+        out, lse, mask = flash_attn.flash_attn_func(q, k, v, return_attn_probs=True, **arguments)
+        assert mask is None and lse.shape == (B, H, n_q)
+        dense.check(out, (q, k, v), lambda q, k, v: dense.attention(q, k, v, seen, **scores), lse=lse, name=name)
+        assert torch.equal(flash_attn.flash_attn_func(q, k, v, **arguments), out), name
+
+
+def test_varlen():
+    offsets_q, offsets_k = [0, 4, 4, 15, 22], [0, 9, 12, 19, 22]  # an empty sequence, one with fewer queries, one with more
+    q, k, v = dense.tensors((22, H, D), (22, HK, D), (22, HK, D))
+    cu_q, cu_k = (torch.tensor(x, dtype=torch.int32) for x in (offsets_q, offsets_k))
+    for name, arguments, bounds in [
+        ("full", {}, {}),
+        ("causal", dict(causal=True), dict(causal=True)),
+        ("window", dict(window_size=(2, 1)), dict(left=2, right=1)),
+    ]:
+        out, lse, _ = flash_attn.flash_attn_varlen_func(q, k, v, cu_q, cu_k, 11, 9, return_attn_probs=True, **arguments)
+        assert lse.shape == (H, 22)
+        seen = dense.packed(offsets_q, offsets_k, **bounds)
+
+        def reference(q, k, v, seen=seen):
+            o, lse = dense.attention(q[None], k[None], v[None], seen)
+            return o[0], lse[0]
+
+        dense.check(out, (q, k, v), reference, lse=lse, name=name)
+
+
+def test_packed_forms():
+    (qkv,) = dense.tensors((B, 13, 3, H, D))
+    q, k, v = qkv.unbind(2)
+    expected = flash_attn.flash_attn_func(q, k, v, causal=True)
+    assert torch.equal(flash_attn.flash_attn_qkvpacked_func(qkv, causal=True), expected)
+    assert torch.equal(flash_attn.flash_attn_kvpacked_func(q, qkv[:, :, 1:], causal=True), expected)
+    dense.check(
+        flash_attn.flash_attn_qkvpacked_func(qkv, causal=True), (qkv,),
+        lambda x: dense.attention(*x.unbind(2), dense.band(13, 13, causal=True)), name="qkv",
+    )  # fmt: skip
+    cu = torch.tensor([0, 5, 13], dtype=torch.int32)
+    expected = flash_attn.flash_attn_varlen_func(q[0], k[0], v[0], cu, cu, 8, 8)
+    assert torch.equal(flash_attn.flash_attn_varlen_qkvpacked_func(qkv[0], cu, 8), expected)
+    assert torch.equal(flash_attn.flash_attn_varlen_kvpacked_func(q[0], qkv[0, :, 1:], cu, cu, 8, 8), expected)
+
+
+def test_refusals():
+    q, k, v = dense.tensors((B, 9, H, D), (B, 9, HK, D), (B, 9, HK, D))
+    with pytest.raises(Unsupported, match="S_dmask"):
+        flash_attn.flash_attn_func(q, k, v, dropout_p=0.1, return_attn_probs=True)
+    with pytest.raises(ValueError, match="window_size"):
+        flash_attn.flash_attn_func(q, k, v, window_size=4)
+    with pytest.raises(ValueError, match="qkv has shape"):
+        flash_attn.flash_attn_qkvpacked_func(q)
+    cu = torch.tensor([0, 5, 9], dtype=torch.int32)
+    arguments = [q[0], k[0], v[0], cu, cu, 5, 5]
+    with pytest.raises(Unsupported, match="block_table"):
+        flash_attn.flash_attn_varlen_func(*arguments, block_table=torch.zeros(1))
+    with pytest.raises(ValueError, match=r"max_seqlen_k \(4\) must be at least"):
+        flash_attn.flash_attn_varlen_func(*arguments[:6], 4)
+    with pytest.raises(ValueError, match="padding a sequence of its own"):
+        flash_attn.flash_attn_varlen_func(*arguments[:3], cu[:2], cu[:2], 5, 5)
+    with pytest.raises(Unsupported, match="it must have as many"):
+        flash_attn.flash_attn_varlen_func(*arguments[:4], cu[:2], 5, 5)
