@@ -1,12 +1,27 @@
 """What the fronts share: the call of ringspan.torch.attention, and checks of arguments."""
 
-from ..errors import InvalidArgument, Unsupported
+import contextlib
+
+from ..errors import Error, InvalidArgument, Unsupported
 
 
 def attend(q, k, v, **arguments):
     from ..torch import attention  # late: the fronts' signatures can be imported and read without torch
 
     return attention(q, k, v, **arguments)
+
+
+@contextlib.contextmanager
+def together(group):
+    """An error of one rank inside is raised on all, instead of leaving the others waiting for it. Nothing collective may be inside."""
+    try:
+        yield
+    except Error as error:
+        if group is not None:
+            from ..torch import _attention, _execute, _transport
+
+            _execute.group_named(_transport.name_of(_transport.group_of(group))).refuse(error, _attention._deadline)
+        raise
 
 
 def refuse(argument, value, alternative):

@@ -15,7 +15,7 @@ import functools
 import torch
 
 from ..errors import InvalidArgument
-from ._call import attend, check_offsets, probabilities, unpack, window_of, world_group
+from ._call import attend, check_offsets, probabilities, together, unpack, window_of, world_group
 from .flash_attn import finish
 
 
@@ -56,9 +56,10 @@ def _varlen_functions(name, kind):
              deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
         group = world_group(group, f"{name}_func")
         ranks = torch.distributed.get_world_size(group)
-        local = check_offsets("cu_seqlens", cu_seqlens, q.shape[0], max_seqlen, "max_seqlen")
-        if kind == "zigzag" and any(offset % 2 for offset in local):
-            raise InvalidArgument(f"cu_seqlens ({local}) must be even: a rank holds two chunks of equal length of every sequence")
+        with together(group):
+            local = check_offsets("cu_seqlens", cu_seqlens, q.shape[0], max_seqlen, "max_seqlen")
+            if kind == "zigzag" and any(offset % 2 for offset in local):
+                raise InvalidArgument(f"cu_seqlens ({local}) must be even: a rank holds two chunks of equal length of every sequence")
         offsets = tuple(offset * ranks for offset in local)
         result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
                         alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int32), group=group,
@@ -121,17 +122,33 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal, rank, world_size):
     return torch.tensor(queries, **like), torch.tensor(keys, **like), *longest, slice(bounds[0], end if causal else bounds[-1])
 
 
-def _gathered_offsets(cu_seqlens_q, local_k_slice, group):
-    """cu_seqlens of all tokens: every rank knows where sequences begin among its own, and whether its first one began before."""
+def _gathered_offsets(cu_seqlens_q, local_k_slice, problem, group):
+    """cu_seqlens of all tokens: every rank knows where sequences begin among its own, and whether its first one began before. A
+    `problem` of any rank is raised on all."""
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    local = [int(x) for x in cu_seqlens_q.tolist()]
-    begin = rank * local[-1]
-    mine = [begin + offset for offset in local[1:-1]] + ([begin] if local_k_slice.start == begin else [])
+    length, mine = 0, []
+    if problem is None:
+        *begins, length = (int(x) for x in cu_seqlens_q.tolist())
+        mine = [rank * length + offset for offset in begins[1:]]
+        mine += [rank * length] if local_k_slice.start == rank * length else []
     everyone = [None] * ranks
-    torch.distributed.all_gather_object(everyone, (local[-1], mine), group=group)
-    if len({length for length, _ in everyone}) > 1:
-        raise InvalidArgument(f"ranks hold {[length for length, _ in everyone]} tokens; llama3_flash_attn needs equal chunks")
-    return tuple(sorted({0, ranks * local[-1]}.union(*(begins for _, begins in everyone))))
+    torch.distributed.all_gather_object(everyone, (length, mine, problem), group=group)
+    for other, (_, _, told) in enumerate(everyone):
+        if told is not None:
+            raise InvalidArgument(told if other == rank else f"rank {other}: {told}")
+    if len({length for length, _, _ in everyone}) > 1:
+        raise InvalidArgument(f"ranks hold {[length for length, _, _ in everyone]} tokens; llama3_flash_attn needs equal chunks")
+    return tuple(sorted({0, ranks * length}.union(*(begins for _, begins, _ in everyone))))
+
+
+def _llama3_problem(q, k, cu_seqlens_q, max_seqlen_q, heads_k_stride):
+    try:
+        if heads_k_stride < 1 or k.shape[1] % heads_k_stride:
+            raise InvalidArgument(f"heads_k_stride ({heads_k_stride}) must divide the number of kv heads ({k.shape[1]})")
+        check_offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q, "max_seqlen_q")
+    except InvalidArgument as error:
+        return str(error)
+    return None
 
 
 def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
@@ -140,18 +157,17 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     """cu_seqlens_q ... local_k_slice are what llama3_flash_attn_prepare_cu_seqlens returned for this rank. heads_k_stride, how many kv
     heads the original gathers at a time, is checked; Ringspan's plan decides about memory."""
     group = world_group(group, "llama3_flash_attn_varlen_func")
-    if heads_k_stride < 1 or k.shape[1] % heads_k_stride:
-        raise InvalidArgument(f"heads_k_stride ({heads_k_stride}) must divide the number of kv heads ({k.shape[1]})")
-    check_offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q, "max_seqlen_q")
-    offsets = _gathered_offsets(cu_seqlens_q, local_k_slice, group)
+    problem = _llama3_problem(q, k, cu_seqlens_q, max_seqlen_q, heads_k_stride)
+    offsets = _gathered_offsets(cu_seqlens_q, local_k_slice, problem, group)
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     expected = llama3_flash_attn_prepare_cu_seqlens(torch.tensor(offsets), causal, rank, ranks)
     given = (cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), local_k_slice)
-    if given != (expected[0].tolist(), expected[1].tolist(), expected[4]) and 0 not in [b - a for a, b in zip(given[0], given[0][1:])]:
-        raise InvalidArgument(
-            f"cu_seqlens_q, cu_seqlens_k, local_k_slice {given} are not those of llama3_flash_attn_prepare_cu_seqlens(..., causal={causal}, "
-            f"rank={rank}, world_size={ranks})"
-        )
+    with together(group):
+        if given != (expected[0].tolist(), expected[1].tolist(), expected[4]):
+            raise InvalidArgument(
+                f"cu_seqlens_q, cu_seqlens_k, local_k_slice {given} are not those of llama3_flash_attn_prepare_cu_seqlens(..., "
+                f"causal={causal}, rank={rank}, world_size={ranks}) for sequences without empty ones"
+            )
     return _packed(q, k, v, offsets, group, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs)
 
 

@@ -15,14 +15,12 @@ side, sliding windows, packed sequences (position_ids), soft caps and sinks are 
 understood raises. A padding token's query sees what is left of its keys, or nothing, and then gives 0.
 """
 
-import contextlib
-
 import torch
 import torch.distributed as dist
 
-from ..errors import Error, InvalidArgument, Unsupported
+from ..errors import InvalidArgument, Unsupported
 from . import _hf_masks
-from ._call import attend, check_offsets, refuse
+from ._call import attend, check_offsets, refuse, together
 from ._hf_masks import Mask
 from ._masks import attend_parts, lower_mask
 
@@ -88,7 +86,6 @@ class Front:
     def _positions(self, sharding):
         """The positions, each within its sequence, of this rank's tokens."""
         positions = sharding.positions(dist.get_rank(self.group))
-        positions = positions if isinstance(positions, torch.Tensor) else torch.as_tensor(positions.copy())
         if self.documents is not None:
             offsets = torch.tensor(self.documents)
             positions = positions - offsets[torch.searchsorted(offsets, positions, right=True) - 1]
@@ -104,8 +101,9 @@ class Front:
         structure = _hf_masks.structure_of(function)
         q_offset, kv_offset = int(q_offset), int(kv_offset)
         if self.group is not None:
-            with self._together():
-                return self._shard_mask(batch_size, q_length, kv_length, q_offset, structure, function, attention_mask)
+            with together(self.group):
+                self._check_shard(q_length, kv_length, q_offset, structure, function)
+            return self._shard_mask(batch_size, q_length, structure, attention_mask)
         keep = None
         if attention_mask is not None:
             keep = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
@@ -119,12 +117,15 @@ class Front:
             parts = _hf_masks.evaluate(arguments, batch_size, q_length, kv_length)
         return Mask(batch_size, q_length, kv_length, structure, parts)
 
-    def _shard_mask(self, batch, q_length, kv_length, q_offset, structure, function, attention_mask):
+    @staticmethod
+    def _check_shard(q_length, kv_length, q_offset, structure, function):
         if structure is None:
             raise Unsupported(f"the mask function {function.__qualname__} is not supported over ranks; causal, sliding-window and bidirectional are")
         if q_length != kv_length or q_offset:
             raise Unsupported(f"{q_length} queries after {q_offset} cached tokens: a KV cache is not supported over ranks; pass use_cache=False")
-        tokens = torch.tensor(q_length, device="cpu" if attention_mask is None else attention_mask.device)
+
+    def _shard_mask(self, batch, tokens_q, structure, attention_mask):
+        tokens = torch.tensor(tokens_q, device="cpu" if attention_mask is None else attention_mask.device)
         dist.all_reduce(tokens, group=self.group)
         self._tokens = int(tokens)
         parts = None
@@ -134,25 +135,14 @@ class Front:
                 if self.documents is not None:
                     raise Unsupported("padding together with packed sequences is not supported; make the padding a sequence of its own")
                 parts = _hf_masks.parts_of(_hf_masks.Structure(structure.lo, structure.hi), batch, self._tokens, self._tokens, 0, keep)
-        return Mask(batch, q_length, kv_length, structure, parts)
-
-    @contextlib.contextmanager
-    def _together(self):
-        """An error of one rank is raised on all, instead of leaving the others waiting."""
-        try:
-            yield
-        except Error as error:
-            from ..torch import _attention, _execute, _transport
-
-            _execute.group_named(_transport.name_of(_transport.group_of(self.group))).refuse(error, _attention._deadline)
-            raise
+        return Mask(batch, tokens_q, tokens_q, structure, parts)
 
     # ---- AttentionInterface ----
 
     def attention(self, module, query, key, value, attention_mask, dropout=0.0, scaling=None, is_causal=None, sliding_window=None,
                   softcap=None, s_aux=None, position_ids=None, cu_seq_lens_q=None, cu_seq_lens_k=None, **unknown):  # fmt: skip
         """query, key, value (batch, heads, tokens, head_dim) -> (batch, tokens, heads, head_dim), None."""
-        with self._together() if self.group is not None else contextlib.nullcontext():
+        with together(self.group):
             _check_unknown(unknown)
             arguments = dict(dropout_p=float(dropout), scale=scaling, softcap=float(softcap or 0.0), sinks=s_aux)
             q, k, v = (t.transpose(1, 2) for t in (query, key, value))

@@ -187,7 +187,7 @@ def _extract(kind, value, rd, ud):
     if tokens % (rd * ud):
         raise InvalidArgument(f"the sequence ({tokens} tokens) must be a multiple of the number of ranks ({rd * ud})")
     sharding = hybrid_sharding(kind, ud, rd, PROCESS_GROUP.place, tokens // (rd * ud))
-    positions = torch.as_tensor(sharding.positions(dist.get_rank(group)).copy(), device=value.device)
+    positions = sharding.positions(dist.get_rank(group)).to(value.device)
     return value.index_select(1, positions)
 
 
