@@ -1,0 +1,218 @@
+"""LongNet modules against a dense float64 computation written from the definition, on one rank, simulated ranks and processes."""
+
+import copy
+import math
+import os
+import tempfile
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import torch.distributed as dist  # noqa: E402
+import torch.multiprocessing as mp  # noqa: E402
+
+from ringspan import InvalidArgument, plan  # noqa: E402
+from ringspan.longnet import PAPER, Branches, DilatedAttention, LongNetBlock, MultiheadDilatedAttention, geometric, rotary  # noqa: E402
+from ringspan.torch import Sharding  # noqa: E402
+
+
+def multiplicity(tokens, heads, branches, causal):
+    """How often query i of head h sees key j: the sum over the branches."""
+    i, j = torch.arange(tokens)[:, None], torch.arange(tokens)[None]
+    seen = torch.zeros(heads, tokens, tokens, dtype=torch.float64)
+    for w, r in zip(branches.segment_lengths, branches.dilation_rates):
+        for h in range(heads):
+            seen[h] += (i // w == j // w) & (i % w % r == h % r) & (j % w % r == h % r)
+    return seen * (j <= i) if causal else seen
+
+
+def dense(q, k, v, branches, causal):
+    group = q.shape[2] // k.shape[2]
+    k, v = k.repeat_interleave(group, 2), v.repeat_interleave(group, 2)
+    seen = multiplicity(q.shape[1], q.shape[2], branches, causal)
+    weight = seen * torch.exp(torch.einsum("bihd,bjhd->bhij", q, k) / math.sqrt(q.shape[-1]))
+    total = weight.sum(-1, keepdim=True)
+    return torch.einsum("bhij,bjhd->bihd", weight / total.where(total > 0, torch.ones_like(total)), v)
+
+
+def inputs(seed, tokens, heads=4, kv_heads=2, head_dim=16, batch=2):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = ((batch, tokens, h, head_dim) for h in (heads, kv_heads, kv_heads))
+    return [torch.randn(shape, generator=generator, requires_grad=True) for shape in shapes]
+
+
+@pytest.mark.parametrize("causal", (False, True))
+@pytest.mark.parametrize("ranks", (None, 3))
+@pytest.mark.parametrize("tokens", (1, 64, 131))
+def test_dilated_attention_is_the_definition(tokens, ranks, causal):
+    branches = Branches((16, 48, 128), (1, 3, 8))
+    q, k, v = inputs(tokens, tokens)
+    exact = [t.detach().double().requires_grad_() for t in (q, k, v)]
+    o = DilatedAttention(branches.segment_lengths, branches.dilation_rates, ranks=ranks)(q, k, v, causal)
+    expected = dense(*exact, branches, causal)
+    torch.testing.assert_close(o.double(), expected, atol=1e-5, rtol=1e-5)
+    d_out = torch.randn(o.shape, generator=torch.Generator().manual_seed(1))
+    o.backward(d_out)
+    expected.backward(d_out.double())
+    for ours, theirs in zip((q, k, v), exact):
+        torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-4)
+
+
+def test_one_branch_that_spans_all_is_causal_attention():
+    q, k, v = inputs(1, 100, kv_heads=4)
+    o = DilatedAttention((100,), (1,))(q, k, v, True)
+    expected = torch.nn.functional.scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, k, v)), is_causal=True)
+    torch.testing.assert_close(o, expected.transpose(1, 2), atol=1e-5, rtol=1e-5)
+
+
+def test_softmax_scale_and_options_of_the_call_are_used():
+    q, k, v = inputs(2, 60)
+    half = DilatedAttention((20, 60), (1, 2), 0.5)(q, k, v)
+    torch.testing.assert_close(half, DilatedAttention((20, 60), (1, 2))(q, k, v, scale=0.5))
+    assert not torch.allclose(half, DilatedAttention((20, 60), (1, 2))(q, k, v))
+    o, lse = DilatedAttention((20, 60), (1, 2))(q, k, v, return_lse=True)
+    assert lse.shape == (2, 4, 60)
+
+
+def test_dropout_is_for_training_only():
+    q, k, v = inputs(3, 50)
+    module = DilatedAttention((50,), (1,), attention_dropout=0.5)
+    dropped = module(q, k, v, dropout_seed=1)
+    assert not torch.allclose(dropped, module(q, k, v, dropout_seed=2))
+    module.eval()
+    torch.testing.assert_close(module(q, k, v), DilatedAttention((50,), (1,))(q, k, v))
+
+
+def test_presets():
+    assert str(PAPER) == "2048x1, 4096x2, 8192x4, 16384x6, 32768x12"
+    assert geometric(2048, 2, 3) == Branches((2048, 4096, 8192), (1, 2, 4))
+    assert geometric(512, 4, tokens=65536).segment_lengths == (512, 2048, 8192, 32768, 131072)
+    assert geometric(512, 4, tokens=512) == Branches((512,), (1,))
+    assert geometric(64, 2, 2).pattern(causal=True) == "dilated:64x1,128x2@longnet & causal"
+    # The cost is linear: in each branch a query has at most `segment` keys.
+    for tokens in (4096, 65536, 1 << 20):
+        branches = geometric(256, 2, tokens=tokens)
+        pairs = plan(tokens, pattern=branches.pattern(), heads=1).pairs
+        assert pairs <= 2 * 256 * tokens
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    (
+        (lambda: Branches((16, 32), (1,)), r"len\(segment_lengths\) \(2\) must equal len\(dilation_rates\) \(1\)"),
+        (lambda: Branches((16,), (0,)), r"dilation_rates \(0,\) must be positive integers"),
+        (lambda: DilatedAttention((), ()), r"segment_lengths \(\) must be positive integers, at least one"),
+        (lambda: DilatedAttention((8,), (1,), dialect="mine"), r"dialect \('mine'\) must be one of longnet, torchscale, head_groups"),
+        (lambda: geometric(512, 4), r"give count \(None\) or tokens \(None\)"),
+        (lambda: geometric(512, 1, 3), r"ratio \(1\) must be an integer of at least 2"),
+        (lambda: MultiheadDilatedAttention(30, 4, (1,), (8,)), r"embed_dim \(30\) must be divisible by num_heads \(4\)"),
+        (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,), num_kv_heads=3), r"num_heads \(4\) must be divisible by num_kv_heads \(3\)"),
+        (lambda: MultiheadDilatedAttention(12, 4, (1,), (8,), rope_base=1e4), r"head_dim .* = 3\) must be even"),
+        (lambda: DilatedAttention((8,), (1,), segments=3)(*inputs(0, 8)), r"attention\(\) has no argument 'segments'"),
+    ),
+)
+def test_errors(make, message):
+    with pytest.raises(InvalidArgument, match=message):
+        make()
+
+
+def test_rotary_depends_on_distances_only():
+    q, k, _ = (t.detach()[:, :1, :2] for t in inputs(4, 8))
+
+    def score(i, j):
+        return (rotary(q, torch.tensor([i])) * rotary(k, torch.tensor([j]))).sum(-1)
+
+    for shift in (1, 1000, 10**8):  # exact positions, also far out
+        torch.testing.assert_close(score(17, 5), score(17 + shift, 5 + shift), atol=1e-5, rtol=1e-5)
+    assert not torch.allclose(score(17, 5), score(17, 6))
+
+
+def test_multihead_is_its_parts_and_can_be_copied():
+    torch.manual_seed(5)
+    module = MultiheadDilatedAttention(32, 4, (1, 2), (8, 24), num_kv_heads=2, rope_base=1e4)
+    x = torch.randn(2, 50, 32)
+    q = rotary(module.q_proj(x).view(2, 50, 4, 8), torch.arange(50)).double()
+    k = rotary(module.k_proj(x).view(2, 50, 2, 8), torch.arange(50)).double()
+    v = module.v_proj(x).view(2, 50, 2, 8).double()
+    o = dense(q, k, v, Branches((8, 24), (1, 2)), True).float().flatten(-2)
+    expected = module.out_proj(module.norm(o))
+    out, weights = module(x, x, x, True)
+    assert weights is None
+    torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(copy.deepcopy(module)(x, is_causal=True)[0], out)
+
+
+def test_multihead_asks_for_positions_of_shards():
+    module = MultiheadDilatedAttention(32, 4, (1,), (8,), rope_base=1e4, group="of processes")
+    with pytest.raises(InvalidArgument, match=r"positions are needed.*Sharding.positions"):
+        module(torch.randn(1, 8, 32))
+    with pytest.raises(InvalidArgument, match=r"nothing is rotated"):
+        MultiheadDilatedAttention(32, 4, (1,), (8,))(torch.randn(1, 8, 32), positions=torch.arange(8))
+
+
+def block(group=None, sharding="zigzag"):
+    torch.manual_seed(6)
+    return torch.nn.ModuleList(
+        copy.deepcopy(LongNetBlock(32, 4, (16, 64), (1, 4), num_kv_heads=2, group=group, sharding=sharding)) for _ in range(2)
+    )
+
+
+def run(blocks, x, positions=None):
+    for layer in blocks:
+        x = layer(x, positions=positions)
+    return x
+
+
+def test_block_does_not_look_ahead():
+    blocks, x = block(), torch.randn(1, 100, 32, generator=torch.Generator().manual_seed(7))
+    changed = x.clone()
+    changed[:, 60:] += 1.0
+    a, b = run(blocks, x), run(blocks, changed)
+    assert torch.equal(a[:, :60], b[:, :60])
+    assert not torch.allclose(a[:, 60:], b[:, 60:])
+
+
+TOKENS = 101
+
+
+def _train(rank, ranks, folder):
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+    sharding = Sharding("zigzag", tokens=TOKENS, ranks=ranks)
+    blocks = block(dist.group.WORLD, sharding)
+    whole = torch.randn(1, TOKENS, 32, generator=torch.Generator().manual_seed(8))
+    local = sharding.shard(whole, rank=rank).requires_grad_()
+    positions = None if ranks == 2 else sharding.positions(rank)  # with a Sharding the block finds them itself
+    out = run(blocks, local, positions)
+    loss = sharding.mean_loss(out.square().mean(-1), group=dist.group.WORLD)
+    loss.backward()
+    for parameter in blocks.parameters():
+        dist.all_reduce(parameter.grad)
+    result = {
+        "loss": loss.detach(),
+        "out": sharding.unshard(out.detach(), group=dist.group.WORLD),
+        "dx": sharding.unshard(local.grad, group=dist.group.WORLD),
+        "weights": [parameter.grad for parameter in blocks.parameters()],
+    }
+    if rank == 0:
+        torch.save(result, f"{folder}/result")
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("ranks", (2, 3))
+def test_ranks_train_as_one_process(ranks):
+    blocks = block()
+    x = torch.randn(1, TOKENS, 32, generator=torch.Generator().manual_seed(8)).requires_grad_()
+    out = run(blocks, x)
+    loss = out.square().mean()
+    loss.backward()
+    with tempfile.TemporaryDirectory() as folder:
+        mp.spawn(_train, (ranks, folder), nprocs=ranks)
+        result = torch.load(f"{folder}/result")
+    torch.testing.assert_close(result["loss"], loss.detach(), atol=1e-6, rtol=1e-6)
+    torch.testing.assert_close(result["out"], out.detach(), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(result["dx"], x.grad, atol=1e-6, rtol=1e-4)
+    for ours, parameter in zip(result["weights"], blocks.parameters()):
+        torch.testing.assert_close(ours, parameter.grad, atol=1e-5, rtol=1e-4)
