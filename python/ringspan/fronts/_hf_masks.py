@@ -43,13 +43,24 @@ class Structure:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
-    """What the mask function gives to every layer: structure for shards of a group, parts for whole tensors."""
+    """What the mask function gives to every layer: structure for shards of a group, parts for whole tensors.
+
+    generate() makes masks ahead for static caches, and treats them like 4-D tensors until they come back to the mask function."""
+
+    ndim = 4
 
     batch: int
     tokens_q: int
     tokens_k: int
     structure: Structure | None
     parts: tuple[Part, ...] | None
+
+    @property
+    def shape(self):
+        return (self.batch, 1, self.tokens_q, self.tokens_k)
+
+    def contiguous(self):
+        return self
 
 
 def structure_of(function):

@@ -97,6 +97,8 @@ class Front:
         """A Mask; see transformers.masking_utils.sdpa_mask for the arguments."""
         from transformers.masking_utils import causal_mask_function
 
+        if isinstance(attention_mask, Mask):
+            return attention_mask
         function = causal_mask_function if mask_function is None else mask_function
         structure = _hf_masks.structure_of(function)
         q_offset, kv_offset = int(q_offset), int(kv_offset)
