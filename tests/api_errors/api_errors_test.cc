@@ -93,6 +93,16 @@ TEST(AttentionErrors, BackwardWithoutForward) {
   });
 }
 
+TEST(AttentionErrors, SavedOfAnotherPlan) {
+  const Case test = make_case(2);
+  run(test, Whole(test), [](Attention& attention, const RankTensors&) {
+    const std::vector<std::byte> saved(attention.saved().size() + 1);
+    expect_throw<InvalidArgument>(
+        [&] { attention.restore_saved(saved); },
+        "saved has " + std::to_string(saved.size()) + " bytes, but the plan keeps " + std::to_string(saved.size() - 1));
+  });
+}
+
 TEST(AttentionErrors, BackwardOfAForwardOnlyPlan) {
   Case test = make_case(1);
   test.options.backward = false;

@@ -1,6 +1,8 @@
 // Attention over ranks against the float64 oracle: patterns x strategies x dtypes x kinds of ranks, forward and backward.
 #include <gtest/gtest.h>
 
+#include <atomic>
+
 #include "api_testing/world.h"
 #include "comm_testing/decorators.h"
 #include "ringspan/error.h"
@@ -192,6 +194,33 @@ TEST_P(Buckets, OfAnySize) {
       EXPECT_EQ(judge(test), "");
     }
   }
+}
+
+// Two layers of a model share one Attention: what backward() reads of the first layer's forward() is kept and given back.
+TEST_P(Strategies, BackwardOfAnEarlierForward) {
+  Case test = make("causal", 3);
+  test.problem.dtype = DType::bfloat16;  // keeps o in float32
+  test.problem.head_dim_v = test.problem.head_dim;
+  const Whole whole(test);
+  std::atomic<std::size_t> kept{0};
+  const Outputs interleaved = run(test, whole, [&](Attention& attention, const RankTensors& tensors) {
+    attention.forward(tensors.forward());
+    const std::vector<std::byte> saved(attention.saved().begin(), attention.saved().end());
+    kept += saved.size();
+
+    ForwardTensors other = tensors.forward();
+    std::swap(other.k, other.v);
+    std::vector<std::uint16_t> o(static_cast<std::size_t>(tensors.shard_q.rows * 4 * 16));
+    std::vector<float> lse(static_cast<std::size_t>(tensors.shard_q.rows * 4));
+    other.o = dense_bshd(o.data(), tensors.shard_q.rows, 4, 16);
+    other.lse = dense_bhsd(lse.data(), tensors.shard_q.rows, 4, 1);
+    attention.forward(other);
+
+    attention.restore_saved(saved);
+    attention.backward(tensors.backward());
+  });
+  EXPECT_GT(kept, 0U);
+  EXPECT_TRUE(interleaved == run(test, whole));
 }
 
 // The judge of all of the above sees a single wrong element of any output.
