@@ -350,6 +350,8 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_
         lambda plans: _core.simulate_backward(plans, tensors, **named),
         (q, k, v, o, lse, d_out, dlse, dq, dk, dv, saved),
     )  # fmt: skip
+    if group and sinks is not None:
+        dsinks /= group_named(group).core.size  # every rank has the sum; shares add up to it, as those of weights do
     return dq, dk, dv, dsinks
 
 

@@ -194,7 +194,9 @@ def transport_of(name):
 
 def group_of(group):
     """A process group, from one or from a one-dimensional DeviceMesh."""
-    if hasattr(group, "get_group") and not isinstance(group, dist.ProcessGroup):
+    if isinstance(group, dist.ProcessGroup):
+        return group
+    if hasattr(group, "get_group"):
         if getattr(group, "ndim", 1) != 1:
             raise InvalidArgument(f"the DeviceMesh has {group.ndim} dimensions; give one of them: mesh['name']")
         return group.get_group()
@@ -203,6 +205,8 @@ def group_of(group):
 
 def name_of(group):
     """The name by which the ops find the group again."""
+    if isinstance(group, dist.ProcessGroup):
+        return group.group_name
     name = getattr(group, "group_name", None)
     if not isinstance(name, str):
         raise InvalidArgument(f"group ({type(group).__name__}) must be a torch.distributed process group or a DeviceMesh")

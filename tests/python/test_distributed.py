@@ -1,0 +1,297 @@
+"""Ranks that are processes: results are those of one rank; sub-groups, meshes, DDP, FSDP2, compiled graphs."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from reference import assert_close, mask_of
+from reference import attention as dense
+from worlds import run_ranks
+
+import ringspan.torch as rt
+
+HERE = Path(__file__).parent
+
+
+def _whole(n=61, dtype=torch.float32, heads=4, kv_heads=2, dim=16, batch=2):
+    torch.manual_seed(0)
+    q, d_out = (torch.randn(batch, n, heads, dim).to(dtype) for _ in range(2))
+    k, v = (torch.randn(batch, n, kv_heads, dim).to(dtype) for _ in range(2))
+    return q, k, v, d_out
+
+
+def _compare(rank, ranks, cases):
+    """Each case against float64, and the same bits as the simulated ranks."""
+    for dtype, kind, options in cases:
+        q, k, v, d_out = _whole(dtype=dtype)
+        sharding = rt.Sharding(kind, tokens=q.shape[1], ranks=ranks)
+        local = [sharding.shard(t, rank=rank).requires_grad_() for t in (q, k, v)]
+        o, lse = rt.attention(*local, causal=True, group=dist.group.WORLD, sharding=kind, return_lse=True, **options)
+        o.backward(sharding.shard(d_out, rank=rank))
+        whole = [t.clone().requires_grad_() for t in (q, k, v)]
+        o_sim = rt.attention(*whole, causal=True, ranks=ranks, sharding=kind, **options)
+        o_sim.backward(d_out)
+        reference = [t.double().requires_grad_() for t in (q, k, v)]
+        o_ref, lse_ref = dense(*reference, mask_of(q.shape[1], q.shape[1], causal=True))
+        o_ref.backward(d_out.double())
+        what = f"{dtype} {kind} {options}"
+        assert torch.equal(o, sharding.shard(o_sim.detach(), rank=rank)), what
+        assert_close(o, sharding.shard(o_ref.detach(), rank=rank), dtype, what)
+        assert_close(lse, sharding.shard(lse_ref.detach(), rank=rank, dim=2), dtype, what)
+        for t, s, e in zip(local, whole, reference):
+            assert torch.equal(t.grad, sharding.shard(s.grad, rank=rank)), what
+            assert_close(t.grad, sharding.shard(e.grad, rank=rank), dtype, what)
+    return True
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_results_are_those_of_one_rank(ranks):
+    strategies = ["auto", "ring", "exchange", "all-gather", "ulysses", "pass-q", "local"]
+    cases = [(torch.float32, "zigzag", dict(strategy=s)) for s in strategies]
+    cases += [(torch.bfloat16, kind, dict(strategy="ring")) for kind in ("contiguous", "zigzag", "striped", "block_striped:5")]
+    cases += [(torch.float16, "striped", dict(strategy="exchange")), (torch.float32, "zigzag", dict(dropout_p=0.3, dropout_seed=9))]
+    cases[-1:] = []  # dropout has no dense reference: see _dropout
+    run_ranks(ranks, _compare, cases)
+
+
+def _dropout(rank, ranks):
+    q, k, v, d_out = _whole()
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    local = [sharding.shard(t, rank=rank).requires_grad_() for t in (q, k, v)]
+    torch.manual_seed(rank)  # ranks draw different seeds; that of rank 0 counts, in backward too
+    o = rt.attention(*local, dropout_p=0.3, group=dist.group.WORLD)
+    o.backward(sharding.shard(d_out, rank=rank))
+    torch.manual_seed(0)
+    whole = [t.clone().requires_grad_() for t in (q, k, v)]
+    expected = rt.attention(*whole, dropout_p=0.3)
+    expected.backward(d_out)
+    assert_close(o, sharding.shard(expected.detach(), rank=rank))
+    for t, e in zip(local, whole):
+        assert_close(t.grad, sharding.shard(e.grad, rank=rank))
+
+
+def test_dropout():
+    run_ranks(3, _dropout)
+
+
+def _sinks(rank, ranks):
+    q, k, v, d_out = _whole()
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    sinks = torch.linspace(-1, 1, 4).requires_grad_()
+    local = [sharding.shard(t, rank=rank) for t in (q, k, v)]
+    rt.attention(*local, sinks=sinks, group=dist.group.WORLD).backward(sharding.shard(d_out, rank=rank))
+    dist.all_reduce(sinks.grad)  # like any other weight's: shares add up
+    whole = torch.linspace(-1, 1, 4).requires_grad_()
+    rt.attention(q, k, v, sinks=whole).backward(d_out)
+    assert_close(sinks.grad, whole.grad)
+
+
+def test_gradients_of_sinks_add_up():
+    run_ranks(3, _sinks)
+
+
+def _documents_and_empty_ranks(rank, ranks):
+    offsets = [0, 1, 30, 61]
+    q, k, v, d_out = (t[:1] for t in _whole())
+    for kind in ("contiguous", rt.Sharding.of_documents("zigzag", offsets, ranks=ranks), "explicit:;0-60" + ";" * (ranks - 2)):
+        sharding = kind if isinstance(kind, rt.Sharding) else rt.Sharding(kind, tokens=61, ranks=ranks)
+        local = [sharding.shard(t, rank=rank)[0].requires_grad_() for t in (q, k, v)]
+        o = rt.attention(*local, causal=True, cu_seqlens=offsets, layout="thd", group=dist.group.WORLD, sharding=sharding)
+        o.backward(sharding.shard(d_out, rank=rank)[0])
+        reference = [t.double().requires_grad_() for t in (q, k, v)]
+        o_ref, _ = dense(*reference, mask_of(61, 61, causal=True, cu_q=offsets))
+        o_ref.backward(d_out.double())
+        assert_close(o, sharding.shard(o_ref.detach(), rank=rank)[0])
+        for t, e in zip(local, reference):
+            assert_close(t.grad, sharding.shard(e.grad, rank=rank)[0])
+
+
+def test_documents_and_ranks_without_tokens():
+    run_ranks(3, _documents_and_empty_ranks)
+
+
+def _mesh(rank, ranks):
+    """2 x 2: data parallel times context parallel; each context group has a sequence of its own."""
+    mesh = dist.init_device_mesh("cpu", (2, 2), mesh_dim_names=("data", "context"))
+    context = mesh["context"]
+    q, k, v, _ = _whole()
+    item = mesh["data"].get_local_rank()
+    place = context.get_local_rank()
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=2)
+    local = [sharding.shard(t[item : item + 1], rank=place) for t in (q, k, v)]
+    o = rt.attention(*local, causal=True, group=context)
+    again = rt.attention(*local, causal=True, group=context.get_group())
+    expected = rt.attention(q, k, v, causal=True)[item : item + 1]
+    assert torch.equal(o, again)
+    assert_close(o, sharding.shard(expected, rank=place))
+    with pytest.raises(ValueError, match="2 dimensions"):
+        rt.attention(*local, group=mesh)
+
+
+def test_a_dimension_of_a_mesh():
+    run_ranks(4, _mesh)
+
+
+def _unshard(rank, ranks):
+    group = dist.group.WORLD
+    x = torch.arange(2 * 11 * 3, dtype=torch.float32).reshape(2, 11, 3)
+    for kind in ("zigzag", "striped", "contiguous"):
+        sharding = rt.Sharding(kind, tokens=11, ranks=ranks)
+        local = sharding.shard(x, group=group).requires_grad_()
+        whole = sharding.unshard(local, group=group)
+        assert torch.equal(whole, x)
+        weights = torch.arange(x.numel(), dtype=torch.float32).reshape(x.shape)
+        (whole * weights * (rank + 1)).sum().backward()
+        factor = ranks * (ranks + 1) / 2  # every rank uses the whole, with its own factor
+        assert torch.allclose(local.grad, sharding.shard(weights, rank=rank) * factor)
+        swapped = sharding.shard(x.transpose(0, 1).contiguous(), rank=rank, dim=0)
+        assert torch.equal(sharding.unshard(swapped, group=group, dim=0), x.transpose(0, 1))
+        # The mean of losses over uneven shards with ignored labels.
+        tokens = torch.arange(22).reshape(2, 11)
+        labels = sharding.next_labels(tokens, rank=rank, cu_seqlens=[0, 4, 11])
+        losses = sharding.shard(x, rank=rank)[..., 0].requires_grad_()
+        mean = sharding.mean_loss(losses, group=group, labels=labels)
+        valid = torch.ones(2, 11, dtype=torch.bool)
+        valid[:, [3, 10]] = False
+        assert torch.allclose(mean, x[..., 0][valid].mean())
+        mean.backward()
+        assert torch.allclose(losses.grad, sharding.shard(valid.float() / valid.sum(), rank=rank))
+    return True
+
+
+def test_sharding_of_tensors():
+    run_ranks(3, _unshard)
+
+
+class Model(torch.nn.Module):
+    """Two layers with rotary positions; the group is None for one rank."""
+
+    def __init__(self, group=None, width=32, heads=2):
+        super().__init__()
+        self.group, self.heads = group, heads
+        self.embed = torch.nn.Embedding(50, width)
+        self.qkv = torch.nn.ModuleList([torch.nn.Linear(width, 3 * width) for _ in range(2)])
+        self.out = torch.nn.ModuleList([torch.nn.Linear(width, width) for _ in range(2)])
+        self.head = torch.nn.Linear(width, 50)
+
+    def rotate(self, x, positions):
+        half = x.shape[-1] // 2
+        angle = positions[:, None, None] * (100.0 ** -(torch.arange(half) / half))
+        a, b = x[..., :half], x[..., half:]
+        return torch.cat([a * angle.cos() - b * angle.sin(), a * angle.sin() + b * angle.cos()], -1)
+
+    def forward(self, tokens, positions):
+        x = self.embed(tokens)
+        for qkv, out in zip(self.qkv, self.out):
+            q, k, v = qkv(x).unflatten(-1, (3, self.heads, -1)).unbind(2)
+            q, k = self.rotate(q, positions), self.rotate(k, positions)
+            x = x + out(rt.attention(q, k, v, causal=True, group=self.group).flatten(2))
+        return self.head(x)
+
+
+def _loss(model, tokens, rank, ranks, group):
+    n = tokens.shape[1]
+    sharding = rt.Sharding("zigzag", tokens=n, ranks=ranks)
+    logits = model(sharding.shard(tokens, rank=rank), sharding.positions(rank))
+    labels = sharding.next_labels(tokens, rank=rank)
+    losses = torch.nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="none").view(labels.shape)
+    if group is None:
+        return losses.sum() / (labels != -100).sum()
+    return sharding.mean_loss(losses, group=group, labels=labels)
+
+
+def _train(rank, ranks, how):
+    group = dist.group.WORLD
+    tokens = torch.randint(0, 50, (2, 31), generator=torch.Generator().manual_seed(1))
+    torch.manual_seed(5)
+    alone = Model()
+    torch.manual_seed(5)
+    model = Model(group)
+    if how == "ddp":
+        wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    elif how == "fsdp":
+        from torch.distributed.fsdp import fully_shard
+
+        mesh = dist.init_device_mesh("cpu", (ranks,))
+        for layer in (*model.qkv, *model.out):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        wrapped = model
+    elif how == "compile":
+        torch._dynamo.reset()
+        wrapped = torch.compile(model, fullgraph=True, backend="aot_eager")
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    reference = torch.optim.SGD(alone.parameters(), lr=0.5)
+    for step in range(3):
+        optimizer.zero_grad()
+        reference.zero_grad()
+        loss = _loss(wrapped, tokens, rank, ranks, group)
+        expected = _loss(alone, tokens, 0, 1, None)
+        assert abs(loss.item() - expected.item()) < 1e-5, (step, loss.item(), expected.item())
+        # DDP and FSDP average the gradients over the ranks; the mean's shares are to be summed.
+        (loss * ranks if how != "compile" else loss).backward()
+        expected.backward()
+        if how == "compile":
+            for p in model.parameters():
+                dist.all_reduce(p.grad)
+        for (name, p), e in zip(model.named_parameters(), alone.parameters()):
+            grad = p.grad.full_tensor() if how == "fsdp" else p.grad
+            assert_close(grad, e.grad.double(), what=f"{how} step {step} {name}")
+        optimizer.step()
+        reference.step()
+    return True
+
+
+@pytest.mark.parametrize("how", ["ddp", "fsdp", "compile"])
+def test_training_is_that_of_one_rank(how):
+    run_ranks(2, _train, how)
+
+
+def test_torchrun():
+    script = HERE / "torchrun_script.py"
+    for ranks in (2, 3, 4):
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", str(script)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=dict(os.environ, OMP_NUM_THREADS="1"))
+        assert done.returncode == 0, done.stderr
+        assert f"{ranks} ranks agree" in done.stdout
+
+
+def _collects(rank, ranks):
+    """The group's own collectives between our calls do not mix with our messages."""
+    q, k, v, _ = _whole()
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    local = [sharding.shard(t, rank=rank) for t in (q, k, v)]
+    expected = None
+    for step in range(5):
+        request = dist.isend(torch.full((4,), float(rank)), (rank + 1) % ranks)
+        o = rt.attention(*local, causal=True, group=dist.group.WORLD)
+        received = torch.empty(4)
+        dist.recv(received, (rank - 1) % ranks)
+        request.wait()
+        assert received[0].item() == (rank - 1) % ranks
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        assert total.item() == ranks
+        assert expected is None or torch.equal(o, expected)
+        expected = o
+
+
+def test_messages_of_the_user_on_the_same_group():
+    run_ranks(3, _collects)
+
+
+def _remade(rank, ranks):
+    q, k, v, _ = _whole()
+    for step in range(3):
+        group = dist.new_group(list(range(ranks)))
+        sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+        rt.attention(*(sharding.shard(t, rank=rank) for t in (q, k, v)), group=group)
+        dist.destroy_process_group(group)
+
+
+def test_groups_come_and_go():
+    run_ranks(2, _remade)

@@ -1,0 +1,150 @@
+"""What is installed: it works without torch, is typed, and prints and draws plans."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import ringspan
+
+
+def test_torch_is_not_imported():
+    code = "import sys, ringspan; ringspan.plan(100, ranks=2); assert 'torch' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_works_where_torch_is_missing():
+    code = """
+import sys
+sys.modules["torch"] = None
+import numpy as np, ringspan
+x = np.ones((1, 5, 2, 8), np.float32)
+assert ringspan.attention(x, x, x, causal=True, ranks=2).shape == x.shape
+try:
+    ringspan.torch
+except ImportError:
+    pass
+else:
+    raise AssertionError
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_nothing_of_torch_is_linked():
+    core = Path(ringspan._core.__file__)
+    linked = subprocess.run(["ldd", core], check=True, capture_output=True, text=True).stdout
+    assert "torch" not in linked and "ringspan" not in linked.replace(str(core), "")
+
+
+def test_is_typed():
+    folder = Path(ringspan.__file__).parent
+    assert (folder / "py.typed").exists()
+    stub = Path(ringspan._core.__file__).parent / "_core.pyi"
+    if not stub.exists():
+        pytest.skip("not an installed package")
+    assert "class Pattern" in stub.read_text() and "def make_plan" in stub.read_text()
+
+
+def test_version():
+    assert ringspan.__version__.count(".") == 2
+
+
+def test_a_plan_prints_and_draws_itself():
+    plan = ringspan.plan(24, ranks=3, causal=True, heads=2, strategy="ring")
+    assert "ring" in str(plan) and plan.strategy == "ring"
+    page = plan._repr_html_()
+    assert "<svg" in page and "zigzag" in page
+    large = ringspan.plan(10**6, ranks=64, rank=5, pattern="dilated:2048x1,4096x2,8192x4")
+    assert "<svg" not in large._repr_html_()
+    assert large.pairs > 0 and large.memory()["q"] > 0
+    whole = sum(ringspan.plan(24, ranks=3, rank=r, causal=True, heads=2, strategy="ring").pairs for r in range(3))
+    assert whole == 2 * 24 * 25 // 2
+
+
+def test_a_budget_is_kept_or_refused():
+    plan = ringspan.plan(65536, ranks=4, causal=True, strategy="ring", memory_budget=400 << 20)
+    assert sum(plan.memory(backward=True).values()) <= 400 << 20
+    with pytest.raises(ringspan.OutOfBudget, match="smallest"):
+        ringspan.plan(65536, ranks=4, causal=True, strategy="ring", memory_budget=1 << 20)
+
+
+def test_patterns():
+    pattern = ringspan.Pattern("causal & window:3,0")
+    assert pattern.causal and pattern.window == (3, 0) and str(pattern) == "causal&window:3,0"
+    assert ringspan.Pattern(str(pattern)) == pattern
+    assert ringspan.Pattern("dilated:geometric(4,2,3)").branches == [(4, 1), (8, 2), (16, 4)]
+    with pytest.raises(ValueError, match="window"):
+        ringspan.Pattern("window:5")
+
+
+def test_shardings():
+    sharding = ringspan.Sharding("zigzag", tokens=10, ranks=2)
+    assert sharding.positions(0).tolist() == [0, 1, 2, 8, 9]
+    assert sharding.rows(1) == 5
+    documents = ringspan.Sharding.of_documents("zigzag", [0, 4, 10], ranks=2)
+    assert documents.positions(0).tolist() == [0, 3, 4, 5, 9]
+    assert sorted(np.concatenate([documents.positions(r) for r in range(2)])) == list(range(10))
+    with pytest.raises(ringspan.InvalidArgument, match="zigzak"):
+        ringspan.Sharding("zigzak", tokens=10, ranks=2)
+    with pytest.raises(ringspan.InvalidArgument, match=r"rank \(2\)"):
+        sharding.positions(2)
+
+
+def _dense(q, k, v, mask):
+    s = np.einsum("bihd,bjhd->bhij", q.astype(np.float64), k.astype(np.float64)) / np.sqrt(q.shape[-1])
+    s = np.where(mask, s, -np.inf)
+    lse = np.log(np.exp(s).sum(-1))
+    return np.einsum("bhij,bjhd->bihd", np.exp(s - lse[..., None]), v.astype(np.float64)), lse
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+def test_numpy(ranks, layout):
+    rng = np.random.default_rng(1)
+    q, k, v = (rng.standard_normal((1, 33, 4, 16)).astype(np.float32) for _ in range(3))
+    mask = np.tril(np.ones((33, 33), bool))
+    expected, expected_lse = _dense(q, k, v, mask)
+
+    def arrange(x):
+        return {"bshd": x, "bhsd": x.swapaxes(1, 2), "thd": x[0]}[layout]
+
+    o, lse = ringspan.attention(*map(arrange, (q, k, v)), causal=True, layout=layout, ranks=ranks, return_lse=True)
+    assert np.abs(o - arrange(expected)).max() < 1e-5
+    assert np.abs(lse - (expected_lse[0] if layout == "thd" else expected_lse)).max() < 1e-5
+    d_out = np.ones_like(o)
+    dq, dk, dv = ringspan.attention_backward(d_out, *map(arrange, (q, k, v)), o, lse, causal=True, layout=layout, ranks=ranks)
+    step = 1e-3  # a directional derivative by differences, in float64
+    for gradient, which in ((dq, 0), (dk, 1), (dv, 2)):
+        direction = rng.standard_normal(q.shape)
+        values = []
+        for sign in (1, -1):
+            inputs = [x.astype(np.float64) for x in (q, k, v)]
+            inputs[which] = inputs[which] + sign * step * direction
+            values.append(_dense(*inputs, mask)[0].sum())
+        expected = (values[0] - values[1]) / (2 * step)
+        assert abs((gradient * arrange(direction)).sum() - expected) < 1e-3 * max(1.0, abs(expected))
+
+
+def test_numpy_refuses_by_name():
+    x = np.ones((1, 5, 2, 8))
+    with pytest.raises(ringspan.Unsupported, match="float64"):
+        ringspan.attention(x, x, x)
+    x = x.astype(np.float32)
+    with pytest.raises(ringspan.InvalidArgument, match="head_dim"):
+        ringspan.attention(x, x[..., :4], x)
+    with pytest.raises(ringspan.InvalidArgument, match="thd"):
+        ringspan.attention(x, x, x, layout="thd")
+
+
+def test_threads_are_set():
+    before = ringspan.num_threads()
+    try:
+        ringspan.set_num_threads(3)
+        assert ringspan.num_threads() == 3
+        with pytest.raises(ringspan.InvalidArgument):
+            ringspan.set_num_threads(0)
+    finally:
+        ringspan.set_num_threads(None)
+    assert ringspan.num_threads() == before

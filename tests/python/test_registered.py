@@ -1,0 +1,148 @@
+"""torch.library: fake kernels and autograd are right, and what rests on them works: torch.compile, checkpointing, autocast."""
+
+import pytest
+import torch
+from reference import assert_close, attention, mask_of
+from torch.utils.checkpoint import checkpoint
+
+import ringspan.torch as rt
+
+
+def _inputs(n=40, dtype=torch.float32, batch=2, heads=4, dim=16, grad=True):
+    torch.manual_seed(0)
+    return [torch.randn(batch, n, heads, dim).to(dtype).requires_grad_(grad) for _ in range(3)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_opcheck(dtype, layout):
+    from ringspan.torch._attention import _prepare
+
+    q, k, v = _inputs(12, dtype)
+    if layout == "bhsd":
+        q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v))
+    inputs, text = _prepare(
+        q, k, v, pattern=None, causal=True, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None, scale=None,
+        softcap=0.0, alibi_slopes=None, sinks=torch.zeros(4, requires_grad=True), dropout_p=0.0, dropout_seed=None, group=None, ranks=None,
+        sharding="zigzag", strategy="auto", layout=layout, deadline=30.0, memory_budget=0, bucket_rows=0, kernel="",
+    )  # fmt: skip
+    inputs = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in inputs]
+    torch.library.opcheck(torch.ops.ringspan.attention_forward.default, (*inputs, text, ""))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_compile_fullgraph(dynamic):
+    torch._dynamo.reset()
+
+    def model(q, k, v, sinks):
+        o, lse = rt.attention(q * 2.0, k, v, causal=True, window=(10, 0), sinks=sinks, layout="bhsd", return_lse=True)
+        return (o.transpose(1, 2) + 1.0) * 0.5, lse
+
+    compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+    for n in (24, 40):
+        sinks = torch.randn(4).requires_grad_()
+        q, k, v = (t.detach().transpose(1, 2).contiguous().requires_grad_() for t in _inputs(n))
+        o, lse = compiled(q, k, v, sinks)
+        (o.sum() + lse.sum()).backward()
+        grads = [t.grad.clone() for t in (q, k, v, sinks)]
+        for t in (q, k, v, sinks):
+            t.grad = None
+        expected, expected_lse = model(q, k, v, sinks)
+        (expected.sum() + expected_lse.sum()).backward()
+        assert_close(o, expected)
+        assert_close(lse, expected_lse)
+        for a, t in zip(grads, (q, k, v, sinks)):
+            assert_close(a, t.grad)
+
+
+def test_compile_with_inductor():
+    torch._dynamo.reset()
+
+    def model(x, w):
+        q, k, v = (x @ w).unflatten(-1, (3, 4, 16)).unbind(2)
+        return rt.attention(q, k, v, causal=True, ranks=2, dropout_p=0.0).flatten(2).sum(-1)
+
+    x, w = torch.randn(2, 33, 64, requires_grad=True), torch.randn(64, 192, requires_grad=True)
+    expected = model(x, w)
+    expected.sum().backward()
+    grad, w.grad = w.grad, None
+    got = torch.compile(model, fullgraph=True)(x, w)
+    got.sum().backward()
+    assert_close(got, expected)
+    assert_close(w.grad, grad)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_checkpointing(reentrant, dtype):
+    def layer(q, k, v):
+        return rt.attention(q, k, v, causal=True, dropout_p=0.2, ranks=2) * 2
+
+    results = []
+    for wrapped in (False, True):
+        q, k, v = _inputs(dtype=dtype)
+        torch.manual_seed(7)
+        o = checkpoint(layer, q, k, v, use_reentrant=reentrant) if wrapped else layer(q, k, v)
+        o.sum().backward()
+        results.append((o, q.grad, k.grad, v.grad))
+    for a, b in zip(*results):
+        assert torch.equal(a, b)
+
+
+def test_autocast():
+    q, k, v = _inputs()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        o = rt.attention(q, k, v, causal=True)
+    assert o.dtype == torch.bfloat16
+    o.float().sum().backward()
+    assert q.grad.dtype == torch.float32
+    assert_close(o, attention(q, k, v, mask_of(40, 40, causal=True))[0], torch.bfloat16)
+
+
+def test_gradcheck_of_a_direction():
+    """The derivative of the whole op against differences of its own forward."""
+    q, k, v = _inputs(20)
+    o = rt.attention(q, k, v, causal=True, softcap=3.0)
+    d_out = torch.randn_like(o)
+    o.backward(d_out)
+    with torch.no_grad():
+        for t in (q, k, v):
+            direction = torch.randn_like(t)
+            ends = [
+                rt.attention(*(x + s * direction if x is t else x for x in (q, k, v)), causal=True, softcap=3.0) for s in (1e-2, -1e-2)
+            ]
+            difference = (((ends[0] - ends[1]) / 2e-2).double() * d_out).sum().item()
+            gradient = (t.grad * direction).sum().item()
+            assert abs(difference - gradient) < 1e-2 * max(1.0, abs(gradient))
+
+
+def test_meta_tensors_give_shapes():
+    q = torch.empty(2, 10, 4, 16, device="meta")
+    o, lse = rt.attention(q, q, q, return_lse=True)
+    assert o.shape == q.shape and lse.shape == (2, 4, 10) and o.device.type == "meta"
+
+
+def test_module_with_weights_trains():
+    class Model(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.qkv = torch.nn.Linear(32, 96)
+            self.out = torch.nn.Linear(32, 32)
+
+        def forward(self, x):
+            q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).unbind(2)
+            return self.out(rt.attention(q, k, v, causal=True).flatten(2))
+
+    torch.manual_seed(0)
+    model = Model()
+    x = torch.randn(2, 30, 32)
+    target = x.roll(1, 1)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        loss = (model(x) - target).square().mean()
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.8 * losses[0]
