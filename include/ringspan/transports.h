@@ -68,7 +68,7 @@ void run_forked_ranks(int ranks, const RankBody& body, const ForkOptions& option
 // Zeroed memory that forked ranks share with their parent: how they return results.
 class SharedMemory {
  public:
-  explicit SharedMemory(std::size_t bytes);  // throws Error where the system refuses
+  explicit SharedMemory(std::size_t bytes);  // throws std::bad_alloc, or Error where the system refuses otherwise
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;
   SharedMemory& operator=(const SharedMemory&) = delete;

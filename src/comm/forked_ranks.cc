@@ -4,6 +4,7 @@
 #include <csignal>
 #include <cstdio>
 #include <cstring>
+#include <new>
 #include <utility>
 
 #include <fcntl.h>
@@ -302,6 +303,7 @@ void run_forked_ranks(int ranks, const RankBody& body, const ForkOptions& option
 SharedMemory::SharedMemory(std::size_t bytes) : bytes_(bytes) {
   if (bytes == 0) return;
   void* data = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (data == MAP_FAILED && errno == ENOMEM) throw std::bad_alloc();
   if (data == MAP_FAILED) throw Error(fmt::format("cannot map {} bytes of shared memory: {}", bytes, std::strerror(errno)));
   data_ = static_cast<std::byte*>(data);
 }

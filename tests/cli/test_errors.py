@@ -234,6 +234,10 @@ class Files(Errors):
         # SIGXFSZ stays ignored as in Python: what does not fit is an error of the call.
         result = self.run_program(*common, code=INPUT_OUTPUT, preexec_fn=limited(resource.RLIMIT_FSIZE, 1000), restore_signals=False)
         self.assertIn("cannot be made large enough: File too large", result.stderr)
+        small = limited(resource.RLIMIT_AS, 400 << 20)
+        for arguments in (["verify", "nq=200000 h=8 d=64 pattern=window:1,0"], ["bench", "--tokens", 400000, "--pattern", "window:1,0"]):
+            result = self.run_program(*arguments, code=MEMORY, preexec_fn=small)
+            self.assertIn("out of memory: use more ranks, --memory, or `run --sequential`", result.stderr)
         few = limited(resource.RLIMIT_NOFILE, 100)
         result = self.run_program(*common, "--ranks", 16, "--transport", "processes", code=INPUT_OUTPUT, preexec_fn=few)
         self.assertIn("16 forked ranks need 560 file descriptors, the limit is 100", result.stderr)
