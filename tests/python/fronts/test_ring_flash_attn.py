@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import dense
-import ranks
+import worlds
 from ringspan import CommError, InvalidArgument
 from ringspan.fronts import ring_flash_attn as rfa
 
@@ -193,7 +193,7 @@ def everything(rank, p):
 
 @pytest.mark.parametrize("p", [2, 3])
 def test_over_ranks(p):
-    ranks.run(everything, p)
+    worlds.run_ranks(p, everything)
 
 
 def test_needs_a_process_group():

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import dense
-import ranks
+import worlds
 from ringspan import Unsupported
 
 transformers = pytest.importorskip("transformers")
@@ -257,4 +257,4 @@ def everything(rank, p):
 
 
 def test_training_on_two_ranks():
-    ranks.run(everything, 2)
+    worlds.run_ranks(2, everything)

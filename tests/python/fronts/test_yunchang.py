@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 import dense
-import ranks
+import worlds
 from ringspan import Unsupported
 from ringspan.fronts import yunchang
 from test_ring_flash_attn import check_local
@@ -75,7 +75,7 @@ def everything(rank, p):
 
 
 def test_over_four_ranks():
-    ranks.run(everything, 4)
+    worlds.run_ranks(4, everything)
 
 
 def test_signatures_and_refusals():
