@@ -195,6 +195,11 @@ class Files(Errors):
         self.fails_on(one_kv, ARGUMENTS, "heads (2) must be a multiple of kv_heads (3)")
         self.fails_on({**good, "q": normal((1, 8, 2, 4), 1)}, ARGUMENTS, "layout (bsdh) must be bshd", more=["--layout", "bsdh"])
 
+    def test_paged_keys_are_refused_by_name(self):
+        for name in ("block_table", "block_tables", "page_table", "page_indices"):
+            tensors = {**safetensors_file.qkv(8, 2, 4), name: ("I32", [1, 2], safetensors_file.encode([1, 0], "I32"))}
+            self.fails_on(tensors, UNSUPPORTED, f"in.safetensors: {name}: paged keys and values are not supported")
+
     def test_documents(self):
         good = safetensors_file.qkv(8, 2, 4)
         for offsets, dtype, code, words in [

@@ -222,8 +222,9 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
       },
       "of v and o (default: as --head-dim)");
   problem.heads = 8;
-  const auto parsed = [&](const char* name, const char* type, const char* help, std::function<void(const std::string&)> parse) {
-    add_parsed(app, name, type, help, std::move(parse))->group(kGroup);
+  const auto parsed = [&](const char* name, const char* type, const char* help,
+                          const std::function<void(const std::string&)>& parse) {
+    add_parsed(app, name, type, help, parse)->group(kGroup);
   };
   parsed("--dtype", "DTYPE", "float32, bfloat16 or float16 (default float32)",
          [&problem](const std::string& text) { problem.dtype = parse_dtype(text); });

@@ -41,6 +41,16 @@ int small(const std::string& path, const char* name, std::int64_t value) {
   return static_cast<int>(value);
 }
 
+// What serving systems call the map from tokens to pages of keys; taken as dense, the pages would be read in the wrong order.
+void refuse_pages(const io::SafetensorsReader& reader) {
+  for (const char* name : {"block_table", "block_tables", "page_table", "page_indices"}) {
+    if (reader.find(name) == nullptr) continue;
+    throw Unsupported(
+        fmt::format("{}: {}: paged keys and values are not supported; k and v must be (batch, tokens, heads, head_dim)",
+                    reader.path(), name));
+  }
+}
+
 }  // namespace
 
 io::SafetensorsReader open_safetensors(const std::string& path) {
@@ -105,6 +115,7 @@ std::optional<Layout> QkvFile::stated_layout(const io::SafetensorsReader& reader
 
 void QkvFile::describe(ProblemOptions& options, std::optional<Layout> asked) {
   layout_ = asked.value_or(stated_layout(reader_).value_or(Layout::bshd));
+  refuse_pages(reader_);
   inputs_.q = tensor(reader_, "q");
   inputs_.k = tensor(reader_, "k");
   inputs_.v = tensor(reader_, "v");
