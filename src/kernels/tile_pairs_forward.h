@@ -1,4 +1,4 @@
-// The forward tile over pairs of bfloat16; see tile_pairs.h. 32 queries at a time: scores, softmax, probabilities rounded to
+// The forward tile over pairs of bfloat16; see tile_pairs.h. In blocks of 32 queries: scores, softmax, probabilities rounded to
 // planes, values.
 #pragma once
 
@@ -50,13 +50,14 @@ inline void finish_scores(const ForwardTile& tile, int row, float* s, int first,
     subtract_alibi(s, tile.begin[row], tile.end[row], *tile.slope, tile.distance[row], tile.distance_step);
 }
 
-inline float largest_of(const float* s, int first, int last) {
+// Per lane of a row of scores; max(x, top) is top where x is NaN.
+RINGSPAN_INLINE Reg largest_of(const float* s, int first, int last) {
   Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
-  for (int c = first; c < last; c += 2 * kWidth) {  // max(x, top) is top where x is NaN
+  for (int c = first; c < last; c += 2 * kWidth) {
     top[0] = Isa::max(Isa::load(s + c), top[0]);
     top[1] = Isa::max(Isa::load(s + c + kWidth), top[1]);
   }
-  return Isa::reduce_max(Isa::max(top[0], top[1]));
+  return Isa::max(top[0], top[1]);
 }
 
 // 32 probabilities, rounded to planes.
@@ -71,15 +72,15 @@ RINGSPAN_INLINE void store_probabilities(Word* p, std::int64_t plane, Reg low, R
   }
 }
 
-// p = 2^(s factor - shift), their sum; factors of dropout come after the sum.
+// p = 2^(s factor + origin), their sum per lane; factors of dropout come after the sum.
 template <typename Type, bool kDropout>
-RINGSPAN_INLINE float exponentiate(const float* s, int first, int last, float factor, float shift, Word* p, std::int64_t plane,
-                                   const float* factors, int begin, int end) {
-  const Reg scale = Isa::set1(factor), origin = Isa::set1(-shift);
+RINGSPAN_INLINE Reg exponentiate(const float* s, int first, int last, float factor, float origin, Word* p, std::int64_t plane,
+                                 const float* factors, int begin, int end) {
+  const Reg scale = Isa::set1(factor), shift = Isa::set1(origin);
   Reg sum[2] = {Isa::zero(), Isa::zero()};
   for (int c = first; c < last; c += 2 * kWidth) {
-    Reg low = exp2_of(Isa::fma(Isa::load(s + c), scale, origin));
-    Reg high = exp2_of(Isa::fma(Isa::load(s + c + kWidth), scale, origin));
+    Reg low = exp2_of(Isa::fma(Isa::load(s + c), scale, shift));
+    Reg high = exp2_of(Isa::fma(Isa::load(s + c + kWidth), scale, shift));
     sum[0] += low;
     sum[1] += high;
     if constexpr (kDropout) {
@@ -90,7 +91,7 @@ RINGSPAN_INLINE float exponentiate(const float* s, int first, int last, float fa
     }
     store_probabilities<Type>(p + c, plane, low, high);
   }
-  return Isa::reduce_add(sum[0] + sum[1]);
+  return sum[0] + sum[1];
 }
 
 template <typename Type>
@@ -100,45 +101,68 @@ void clear_probabilities(Word* p, std::int64_t plane, int begin, int end) {
   }
 }
 
-// Scores of one row (s) become planes of probabilities relative to the new maximum (p); zero in the rest of `range`, whose
-// ends are multiples of 32. Returns e^(m - m').
-template <typename Type>
-float softmax_pairs(const ForwardTile& tile, int row, Range range, float* s, Word* p, std::int64_t plane) {
-  const int begin = tile.begin[row], end = tile.end[row];
-  if (begin >= end) {
-    clear_probabilities<Type>(p, plane, range.begin, range.end);
-    return 1.0F;
+// Lane r of the result: the maximum, or the sum, of the lanes of t[r]; always the same tree.
+template <typename Combine>
+RINGSPAN_INLINE Reg across(Reg (&t)[16], const Combine& combine) {
+  Isa::transpose(t);
+  for (int width = 8; width > 0; width /= 2) {
+    for (int i = 0; i < width; ++i) t[i] = combine(t[i], t[i + width]);
   }
-  const int first = down32(begin), last = up32(end);
+  return t[0];
+}
+
+// Scores of 16 rows from `row` on (s) become planes of probabilities relative to their new maxima (p); zero in the rest of
+// `range`, whose ends are multiples of 32. shrink: e^(m - m').
+template <typename Type>
+void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float* s, Word* p, std::int64_t plane,
+                  float* shrink) {
   // Scale goes into the exponent, unless something comes between them or it turns -inf over.
   const bool plain = tile.scale > 0.0F && tile.softcap <= 0.0F && tile.slope == nullptr;
-  if (!plain) finish_scores(tile, row, s, first, last);
-  fill(s, first, begin, -kInf);
-  fill(s, end, last, -kInf);
-  clear_probabilities<Type>(p, plane, range.begin, first);
-  clear_probabilities<Type>(p, plane, last, range.end);
-
   const float scale = plain ? tile.scale : 1.0F;
-  const float old_m = tile.m[row];
-  const float tile_m = largest_of(s, first, last) * scale;
-  const float new_m = tile_m > old_m ? tile_m : old_m;
-  const float origin = new_m == -kInf ? 0.0F : new_m;  // no inf - inf while the row has only scores of -inf
-  float sum;
-  if (tile.factors != nullptr) {
-    sum = exponentiate<Type, true>(s, first, last, scale * kLog2e, origin * kLog2e, p, plane,
-                                   tile.factors + row * tile.factor_stride, begin, end);
-  } else {
-    sum = exponentiate<Type, false>(s, first, last, scale * kLog2e, origin * kLog2e, p, plane, nullptr, begin, end);
+  const std::int32_t *begin = tile.begin + row, *end = tile.end + row;
+  Reg t[16];
+  __mmask16 active = 0;
+  for (int r = 0; r < 16; ++r) {
+    t[r] = Isa::set1(-kInf);
+    if (r >= rows || begin[r] >= end[r]) continue;
+    active = static_cast<__mmask16>(active | 1U << r);
+    float* scores = s + r * kScoreStride;
+    const int first = down32(begin[r]), last = up32(end[r]);
+    if (!plain) finish_scores(tile, row + r, scores, first, last);
+    if (first < begin[r]) fill(scores, first, begin[r], -kInf);
+    if (end[r] < last) fill(scores, end[r], last, -kInf);
+    t[r] = largest_of(scores, first, last);
   }
-  float shrink = 1.0F;
-  if (old_m != new_m) {
-    float lanes[kWidth];
-    Isa::store(lanes, exp_of(Isa::set1(old_m - new_m)));
-    shrink = lanes[0];
+  const Reg tile_m = across(t, [](Reg a, Reg b) { return Isa::max(a, b); }) * Isa::set1(scale);
+  const Reg old_m = Isa::load(tile.m + row);
+  const Reg new_m = tile_m > old_m ? tile_m : old_m;
+  // No inf - inf while a row has only scores of -inf.
+  const Reg origin = (new_m == Isa::set1(-kInf) ? Isa::zero() : new_m) * Isa::set1(-kLog2e);
+  const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
+  float origins[16];
+  Isa::store(origins, origin);
+  Isa::store(shrink, factor);
+  for (int r = 0; r < rows; ++r) {
+    Word* probabilities = p + r * kProbabilityStride;
+    if (begin[r] >= end[r]) {
+      clear_probabilities<Type>(probabilities, plane, range.begin, range.end);
+      t[r] = Isa::zero();
+      continue;
+    }
+    const float* scores = s + r * kScoreStride;
+    const int first = down32(begin[r]), last = up32(end[r]);
+    clear_probabilities<Type>(probabilities, plane, range.begin, first);
+    clear_probabilities<Type>(probabilities, plane, last, range.end);
+    if (tile.factors != nullptr) {
+      t[r] = exponentiate<Type, true>(scores, first, last, scale * kLog2e, origins[r], probabilities, plane,
+                                      tile.factors + (row + r) * tile.factor_stride, begin[r], end[r]);
+    } else {
+      t[r] = exponentiate<Type, false>(scores, first, last, scale * kLog2e, origins[r], probabilities, plane, nullptr, 0, 0);
+    }
   }
-  tile.m[row] = new_m;
-  tile.l[row] = tile.l[row] * shrink + sum;
-  return shrink;
+  const Reg sum = across(t, [](Reg a, Reg b) { return a + b; });
+  _mm512_mask_storeu_ps(tile.m + row, active, new_m);
+  _mm512_mask_storeu_ps(tile.l + row, active, Isa::fma(Isa::load(tile.l + row), factor, sum));
 }
 
 // acc = acc shrink + sum; the added zero turns -0 into +0, so that a row is the same whatever shares its tile.
@@ -170,9 +194,9 @@ void attend_pairs(const ForwardTile& tile) {
                                          false);
     if (repair) repair_products<kPlanes>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, kScoreStride);
     float shrink[kPairRows];
-    for (int r = 0; r < rows; ++r) {
-      shrink[r] = softmax_pairs<Type>(tile, first + r, range, scores + r * kScoreStride, probabilities + r * kProbabilityStride,
-                                      parts.p_plane);
+    for (int r = 0; r < rows; r += 16) {
+      softmax_rows<Type>(tile, first + r, at_most(16, rows - r), range, scores + r * kScoreStride,
+                         probabilities + r * kProbabilityStride, parts.p_plane, shrink + r);
     }
     const Left p{probabilities + range.begin, kProbabilityStride, parts.p_plane};
     if (tile.v_finite) {
