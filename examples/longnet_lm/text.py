@@ -1,6 +1,7 @@
 """Real text as bytes: a file, or the source of Python's standard library. Every tenth piece is held out."""
 
 import pathlib
+import platform
 import sysconfig
 
 import numpy as np
@@ -10,8 +11,8 @@ PIECE = 1 << 17  # of a file given by the user: 128 KiB, more than one context
 
 
 class Text:
-    def __init__(self, name, train, held_out):
-        self.name = name
+    def __init__(self, title, name, train, held_out):
+        self.title, self.name = title, name
         self.train, self.held_out = (torch.from_numpy(np.frombuffer(part, dtype=np.uint8).copy()) for part in (train, held_out))
 
     def window(self, step, tokens, seed=0):
@@ -36,21 +37,23 @@ def _standard_library():
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
     skipped = {"site-packages", "dist-packages", "test", "tests", "encodings", "idlelib", "lib2to3", "__pycache__"}  # encodings: tables
     files = sorted(path for path in root.rglob("*.py") if not skipped.intersection(path.relative_to(root).parts))
-    return f"the standard library of Python ({root})", [path.read_bytes() for path in files]
+    title = f"the standard library of Python {platform.python_version()}"
+    return title, f"{title} ({root})", [path.read_bytes() for path in files]
 
 
 def load(path=None, least=0):
     """The text; `least` bytes must be in each part."""
     if path is None:
-        name, pieces = _standard_library()
+        title, name, pieces = _standard_library()
     else:
         data = pathlib.Path(path).read_bytes()
         size = min(PIECE, max(1, len(data) // 10))
-        name, pieces = str(path), [data[begin : begin + size] for begin in range(0, len(data), size)]
+        title, name = pathlib.Path(path).name, str(path)
+        pieces = [data[begin : begin + size] for begin in range(0, len(data), size)]
     held_out = b"".join(pieces[9::10])
     train = b"".join(piece for index, piece in enumerate(pieces) if index % 10 != 9)
     if min(len(train), len(held_out)) <= least:
         raise SystemExit(
             f"{name} is too short: {len(train):,} bytes to train on and {len(held_out):,} held out; each must have more than {least:,}"
         )
-    return Text(name, train, held_out)
+    return Text(title, name, train, held_out)

@@ -78,7 +78,19 @@ def parity(arguments, text, group, quiet):
     for step in bar:
         losses.append(trainer.step(text.window(step, PARITY_CONTEXT, seed=1), step / len(bar)))
         bar.set_postfix(loss=f"{losses[-1]:.6f}", refresh=False)
+    bar.close()
     return {"losses": losses, "seconds": time.monotonic() - begin}
+
+
+def print_parity(one, two):
+    """The losses of two runs of parity(), side by side."""
+    print(f"\n  {'step':>6} {'1 rank':>12} {'2 ranks':>12} {'difference':>12}")
+    steps = len(one["losses"])
+    for step in sorted({0, *range(9, steps, 10), steps - 1}):
+        a, b = one["losses"][step], two["losses"][step]
+        print(f"  {step + 1:6d} {a:12.6f} {b:12.6f} {abs(a - b):12.1e}")
+    gap = max(abs(a - b) for a, b in zip(one["losses"], two["losses"]))
+    print(f"  largest difference {gap:.1e}; {one['seconds']:.1f} s on 1 rank, {two['seconds']:.1f} s on 2\n", flush=True)
 
 
 def memory(arguments, text, group, base):
@@ -125,6 +137,7 @@ def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--parts", required=True)
     parser.add_argument("--output", type=pathlib.Path, required=True)
+    parser.add_argument("--compare", type=pathlib.Path, help="output of another number of ranks, to print parity with it")
     parser.add_argument("--text", type=pathlib.Path)
     parser.add_argument("--context", type=int, required=True)
     parser.add_argument("--seconds", type=float, required=True)
@@ -134,12 +147,17 @@ def main():
     rank, ranks = dist.get_rank(), dist.get_world_size()
     group = dist.group.WORLD if ranks > 1 else None
     text = texts.load(arguments.text, least=arguments.context)
-    dist.barrier()
+    Trainer(1024, group).step(text.window(0, 1024))  # so that the libraries' code is in memory before it is measured
     base, result = status("VmRSS"), {}
     parts = arguments.parts.split(",")
     if "parity" in parts:
         result["parity"] = parity(arguments, text, group, quiet=rank > 0)
+        if arguments.compare and rank == 0:
+            print_parity(json.loads(arguments.compare.read_text())["parity"], result["parity"])
     if "length" in parts:
+        if rank == 0:
+            print(f"2. length: {arguments.context:,} tokens in one context over {ranks} ranks, {arguments.seconds:.0f} s\n"
+                  f"   branches {lm.branches(arguments.context)}", flush=True)  # fmt: skip
         result["length"] = length(arguments, text, group, rank > 0, base)
         result["memory"] = result["length"].pop("memory")
     if "memory" in parts:

@@ -2,19 +2,17 @@
 
 import copy
 import math
-import os
-import tempfile
 
 import pytest
 
 torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
-import torch.multiprocessing as mp  # noqa: E402
 
 from ringspan import InvalidArgument, plan  # noqa: E402
 from ringspan.longnet import PAPER, Branches, DilatedAttention, LongNetBlock, MultiheadDilatedAttention, geometric, rotary  # noqa: E402
 from ringspan.torch import Sharding  # noqa: E402
+from worlds import run_ranks  # noqa: E402
 
 
 def multiplicity(tokens, heads, branches, causal):
@@ -176,29 +174,20 @@ def test_block_does_not_look_ahead():
 TOKENS = 101
 
 
-def _train(rank, ranks, folder):
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
+def _train(rank, ranks):
+    group = dist.group.WORLD
     sharding = Sharding("zigzag", tokens=TOKENS, ranks=ranks)
-    blocks = block(dist.group.WORLD, sharding)
+    blocks = block(group, sharding)
     whole = torch.randn(1, TOKENS, 32, generator=torch.Generator().manual_seed(8))
     local = sharding.shard(whole, rank=rank).requires_grad_()
     positions = None if ranks == 2 else sharding.positions(rank)  # with a Sharding the block finds them itself
     out = run(blocks, local, positions)
-    loss = sharding.mean_loss(out.square().mean(-1), group=dist.group.WORLD)
+    loss = sharding.mean_loss(out.square().mean(-1), group=group)
     loss.backward()
     for parameter in blocks.parameters():
         dist.all_reduce(parameter.grad)
-    result = {
-        "loss": loss.detach(),
-        "out": sharding.unshard(out.detach(), group=dist.group.WORLD),
-        "dx": sharding.unshard(local.grad, group=dist.group.WORLD),
-        "weights": [parameter.grad for parameter in blocks.parameters()],
-    }
-    if rank == 0:
-        torch.save(result, f"{folder}/result")
-    dist.destroy_process_group()
+    whole = [sharding.unshard(t, group=group) for t in (out.detach(), local.grad)]
+    return [t.numpy() for t in (loss.detach(), *whole, *(parameter.grad for parameter in blocks.parameters()))]
 
 
 @pytest.mark.parametrize("ranks", (2, 3))
@@ -208,11 +197,10 @@ def test_ranks_train_as_one_process(ranks):
     out = run(blocks, x)
     loss = out.square().mean()
     loss.backward()
-    with tempfile.TemporaryDirectory() as folder:
-        mp.spawn(_train, (ranks, folder), nprocs=ranks)
-        result = torch.load(f"{folder}/result")
-    torch.testing.assert_close(result["loss"], loss.detach(), atol=1e-6, rtol=1e-6)
-    torch.testing.assert_close(result["out"], out.detach(), atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(result["dx"], x.grad, atol=1e-6, rtol=1e-4)
-    for ours, parameter in zip(result["weights"], blocks.parameters()):
-        torch.testing.assert_close(ours, parameter.grad, atol=1e-5, rtol=1e-4)
+    for got in run_ranks(ranks, _train):
+        ours_loss, ours_out, ours_dx, *weights = map(torch.from_numpy, got)
+        torch.testing.assert_close(ours_loss, loss.detach(), atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(ours_out, out.detach(), atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(ours_dx, x.grad, atol=1e-6, rtol=1e-4)
+        for ours, parameter in zip(weights, blocks.parameters(), strict=True):
+            torch.testing.assert_close(ours, parameter.grad, atol=1e-5, rtol=1e-4)
