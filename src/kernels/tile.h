@@ -109,8 +109,8 @@ extern const TileOps kTilePortable;
 #if defined(__x86_64__)
 extern const TileOps kTileAvx2;
 extern const TileOps kTileAvx512;
-extern const TileOps kTileAvx512Bf16;  // bfloat16
-extern const TileOps kTileAmx;         // bfloat16, float16
+extern const TileOps kTileAvx512Bf16;  // bfloat16 only
+extern const TileOps kTileAmx;         // every type
 #endif
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {

@@ -16,6 +16,7 @@ alignas(64) constexpr std::uint8_t kConfiguration[64] = {
 // Tiles 0 to 3 are a block of sums, 4 and 5 left operands, 6 and 7 right ones.
 struct Dot {
   static constexpr int kRows = 32;
+  static constexpr bool kSplits = true;
   static constexpr int kPanels = 2;
 
   struct Session {
@@ -40,19 +41,21 @@ struct Dot {
       if (kTwoRows) _tile_zero(2);
       if (kTwoRows && kTwoPanels) _tile_zero(3);
     }
-    for (int product = 0; product < Products::kCount; ++product) {
-      const Word* a = left.data + Products::kLeft[product] * left.plane;
-      const Word* b = right.data + Products::kRight[product] * right.plane;
-      for (int k = 0; k < depth; k += kChunk, a += kChunk, b += kChunk * kPanelColumns) {
-        _tile_loadd(6, b, 64);
-        _tile_loadd(4, a, left_bytes);
+    for (int k = 0; k < depth; k += kChunk) {
+      RINGSPAN_UNROLL for (int n = 0; n < Products::kCount; ++n) {
+        const int p = Products::kLeft[n], q = Products::kRight[n];
+        const bool new_left = n == 0 || p != Products::kLeft[n - 1], new_right = n == 0 || q != Products::kRight[n - 1];
+        const Word* a = left.data + p * left.plane + k;
+        const Word* b = right.data + q * right.plane + k * kPanelColumns;
+        if (new_right) _tile_loadd(6, b, 64);
+        if (new_left) _tile_loadd(4, a, left_bytes);
         _tile_dpbf16ps(0, 4, 6);
         if (kTwoRows) {
-          _tile_loadd(5, a + 16 * left.stride, left_bytes);
+          if (new_left) _tile_loadd(5, a + 16 * left.stride, left_bytes);
           _tile_dpbf16ps(2, 5, 6);
         }
         if (kTwoPanels) {
-          _tile_loadd(7, b + right.panel, 64);
+          if (new_right) _tile_loadd(7, b + right.panel, 64);
           _tile_dpbf16ps(1, 4, 7);
           if (kTwoRows) _tile_dpbf16ps(3, 5, 7);
         }

@@ -10,6 +10,7 @@ typedef float __attribute__((may_alias)) PairBits;  // broadcast from memory, as
 
 struct Dot {
   static constexpr int kRows = 6;
+  static constexpr bool kSplits = false;
   static constexpr int kPanels = 4;
   struct Session {
     Session() {}

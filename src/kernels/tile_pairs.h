@@ -3,7 +3,8 @@
 //
 // A float16 is the sum of two bfloat16, its planes (11 = 8 + 3 bits), and a product of sums is a sum of products, so that
 // float16 takes the same path: products of all planes where a score is made (as exact as float32), without the smallest where
-// probabilities are rounded anyway (2^-17 of a float16's 2^-11).
+// probabilities are rounded anyway (2^-17 of a float16's 2^-11). A float32 is the sum of three (24 = 8 + 8 + 8 bits): six
+// products, without those below 2^-25.
 //
 // Packed forms (u16 words; a plane of one after the other):
 //   left    rows x depth: [rows][stride]; depth padded with zeros to a multiple of 32
@@ -11,10 +12,11 @@
 // 16 columns x 32 depths of a right operand are 1 KiB in one piece, 16 x 32 of a left one 16 lines: tiles of AMX, and rows of
 // words to broadcast against vectors for AVX512-BF16.
 //
-// Dot: kRows, kPanels (of the largest block), Session (what must be alive while blocks are computed), and
+// Dot: kSplits (whether it is fast enough for several planes), kRows, kPanels (of the largest block), Session (what must be
+// alive while blocks are computed), and
 //   block<Products>(rows, panels, left, right, depth, c, c_stride, add): c[rows][16 panels] (+)= sum over depth. It may read
 //   and write rows up to the next multiple of 16.
-// Each element of c is a chain over chunks of 32 depths (AMX) or of 2, in order, plane by plane; chunks of zeros add nothing.
+// Each element of c is a chain over chunks of 32 depths (AMX) or of 2, in order; chunks of zeros add nothing.
 // Denormal results count as zero.
 #pragma once
 
@@ -47,17 +49,27 @@ RINGSPAN_INLINE __mmask16 not_finite(__m256i x) {
   const __m256i exponent = _mm256_set1_epi16(0x7f80);
   return _mm256_cmpeq_epi16_mask(_mm256_and_si256(x, exponent), exponent);
 }
+template <typename Type>
+RINGSPAN_INLINE __mmask16 beyond_limit(__m256i x) {
+  const __m256i exponent = _mm256_and_si256(x, _mm256_set1_epi16(0x7f80));
+  return _mm256_cmpge_epi16_mask(exponent, _mm256_set1_epi16(Type::kLimit));
+}
 RINGSPAN_INLINE __m256i round_to_words(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
+// kLimit: exponents from which on a sum of products of planes may not be what the product of the sums is.
 struct BFloat16 {
+  using Element = Word;
   static constexpr int kPlanes = 1;
+  static constexpr short kLimit = 0x7f80;
   RINGSPAN_INLINE static void load(const Word* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
     planes[0] = _mm256_maskz_loadu_epi16(present, p);
   }
 };
 
 struct Float16 {
+  using Element = Word;
   static constexpr int kPlanes = 2;
+  static constexpr short kLimit = 0x7f80;
   RINGSPAN_INLINE static void load(const Word* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
     const __m512 x = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, p));
     planes[0] = round_to_words(x);
@@ -65,7 +77,24 @@ struct Float16 {
   }
 };
 
-// Which planes of left and right are multiplied, smallest products first.
+struct Float32 {
+  using Element = float;
+  static constexpr int kPlanes = 3;
+  static constexpr short kLimit = (127 + 58) << 7;  // products of 2^58 or more may overflow
+  RINGSPAN_INLINE static void load(const float* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
+    const __m512 x = _mm512_maskz_loadu_ps(present, p);
+    const __m512i bits = _mm512_castps_si512(x), exponent = _mm512_set1_epi32(0x7f800000);
+    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
+    planes[0] = round_to_words(x);  // unless that overflows
+    planes[0] =
+        _mm256_mask_mov_epi16(planes[0], finite & not_finite(planes[0]), _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
+    const __m512 rest = _mm512_maskz_sub_ps(finite, x, widen(planes[0]));
+    planes[1] = round_to_words(rest);
+    planes[2] = round_to_words(rest - widen(planes[1]));
+  }
+};
+
+// Which planes of left and right are multiplied; neighbours share one, which need not be loaded again.
 template <int kPlanes>
 struct AllProducts;
 template <>
@@ -74,13 +103,17 @@ struct AllProducts<1> {
 };
 template <>
 struct AllProducts<2> {
-  static constexpr int kCount = 4, kLeft[] = {1, 0, 1, 0}, kRight[] = {1, 1, 0, 0};
+  static constexpr int kCount = 4, kLeft[] = {1, 0, 0, 1}, kRight[] = {1, 1, 0, 0};
+};
+template <>
+struct AllProducts<3> {  // but for those below 2^-25
+  static constexpr int kCount = 6, kLeft[] = {0, 0, 0, 1, 1, 2}, kRight[] = {2, 1, 0, 0, 1, 0};
 };
 template <int kPlanes>
 struct LargeProducts : AllProducts<kPlanes> {};
 template <>
 struct LargeProducts<2> {
-  static constexpr int kCount = 3, kLeft[] = {0, 1, 0}, kRight[] = {1, 0, 0};
+  static constexpr int kCount = 3, kLeft[] = {0, 0, 1}, kRight[] = {1, 0, 0};
 };
 
 // ---- packing -----------------------------------------------------------------------------------------------------------
@@ -103,7 +136,7 @@ template <typename Type>
 RINGSPAN_INLINE void load_planes(const RowSource& source, int row, int e, __m256i (&planes)[Type::kPlanes]) {
   const std::int64_t index = source.index == nullptr || row >= source.rows ? row : source.index[row];
   const __mmask16 present = row < source.rows ? first_of(source.width - e) : 0;
-  Type::load(static_cast<const Word*>(source.data) + index * source.stride + e, present, planes);
+  Type::load(static_cast<const typename Type::Element*>(source.data) + index * source.stride + e, present, planes);
 }
 
 // Rows as rows of a left operand.
@@ -114,7 +147,7 @@ bool pack_left(Word* out, std::int64_t stride, std::int64_t plane, const RowSour
     for (int e = 0; e < up32(source.width); e += 16) {
       __m256i planes[Type::kPlanes];
       load_planes<Type>(source, row, e, planes);
-      bad |= not_finite(planes[0]);
+      bad |= beyond_limit<Type>(planes[0]);
       for (int p = 0; p < Type::kPlanes; ++p)
         _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + p * plane + row * stride + e), planes[p]);
     }
@@ -141,7 +174,7 @@ bool pack_right_columns(Word* out, std::int64_t panel, std::int64_t plane, const
         __m256i low[Type::kPlanes], high[Type::kPlanes];
         load_planes<Type>(source, first + r, e, low);
         load_planes<Type>(source, first + r, e + 16, high);
-        bad |= not_finite(low[0]) | not_finite(high[0]);
+        bad |= beyond_limit<Type>(low[0]) | beyond_limit<Type>(high[0]);
         for (int p = 0; p < Type::kPlanes; ++p) words[p][r] = _mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1);
       }
       for (int p = 0; p < Type::kPlanes; ++p) {
@@ -161,7 +194,7 @@ RINGSPAN_INLINE __mmask16 load_pair(const RowSource& source, int row, int e, __m
   load_planes<Type>(source, row + 1, e, odd);
   for (int p = 0; p < Type::kPlanes; ++p)
     words[p] = _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
-  return not_finite(even[0]) | not_finite(odd[0]);
+  return beyond_limit<Type>(even[0]) | beyond_limit<Type>(odd[0]);
 }
 
 // Rows as depths of a right operand.

@@ -13,11 +13,14 @@ namespace {
 
 constexpr int kSubTile = 128;  // keys whose scores stay in the first cache
 constexpr std::int64_t kSubStride = kSubTile + kScorePad;
+constexpr int kFloat32Type = 0, kFloat16Type = 2;
 constexpr int kMaxBlocks = kGradQueryTile / kPairRows;
 
+// Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.
 int key_capacity_pairs(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
-  return width <= 64 ? 384 : width <= 128 ? 256 : 128;
+  const int keys = width <= 64 ? 384 : width <= 128 ? 256 : 128;
+  return dims.dtype == kFloat32Type ? (width <= 64 ? 256 : keys * 3 / 4) : keys;
 }
 
 // Where everything of a backward tile lies.
@@ -361,15 +364,20 @@ void attend_backward_pairs(const BackwardTile& tile) {
 // ---- the table ---------------------------------------------------------------------------------------------------------
 
 // What is one function per storage type becomes one that looks at the type.
-constexpr int kFloat16 = 2;
-#define RINGSPAN_BY_TYPE(call) \
-  do {                         \
-    if (dtype == kFloat16) {   \
-      using Type = Float16;    \
-      return call;             \
-    }                          \
-    using Type = BFloat16;     \
-    return call;               \
+#define RINGSPAN_BY_TYPE(call)     \
+  do {                             \
+    if constexpr (Dot::kSplits) {  \
+      if (dtype == kFloat16Type) { \
+        using Type = Float16;      \
+        return call;               \
+      }                            \
+      if (dtype == kFloat32Type) { \
+        using Type = Float32;      \
+        return call;               \
+      }                            \
+    }                              \
+    using Type = BFloat16;         \
+    return call;                   \
   } while (false)
 
 inline ForwardBytes forward_bytes_by_type(const TileDims& dims) {

@@ -63,12 +63,13 @@ RINGSPAN_INLINE Reg largest_of(const float* s, int first, int last) {
 // 32 probabilities, rounded to planes.
 template <typename Type>
 RINGSPAN_INLINE void store_probabilities(Word* p, std::int64_t plane, Reg low, Reg high) {
-  const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-  _mm512_storeu_si512(p, rounded);
-  if constexpr (Type::kPlanes == 2) {
-    const Reg low_rest = low - widen(_mm512_castsi512_si256(rounded));
-    const Reg high_rest = high - widen(_mm512_extracti64x4_epi64(rounded, 1));
-    _mm512_storeu_si512(p + plane, (__m512i)_mm512_cvtne2ps_pbh(high_rest, low_rest));
+  for (int n = 0; n < Type::kPlanes; ++n) {
+    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
+    _mm512_storeu_si512(p + n * plane, rounded);
+    if (n + 1 < Type::kPlanes) {
+      low = low - widen(_mm512_castsi512_si256(rounded));
+      high = high - widen(_mm512_extracti64x4_epi64(rounded, 1));
+    }
   }
 }
 

@@ -49,8 +49,8 @@ RINGSPAN_INLINE Reg columns_of(const Right& panel, int k) {
 }
 RINGSPAN_INLINE bool is_finite(Word word) { return (word & 0x7f80U) != 0x7f80U; }
 
-// An infinite number is packed as itself and zero, so that products of planes contain 0 inf: makes such elements of c again
-// from the sums of the planes. (Products of finite float16 do not overflow.)
+// An infinite number is packed as itself and zeros, so that products of planes contain 0 inf, and products that overflow may
+// have either sign: makes elements of c that are not finite again from the sums of the planes.
 template <int kPlanes>
 void repair_products(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride) {
   for (int column = 0; column < columns; column += kPanelColumns) {
