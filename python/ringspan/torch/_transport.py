@@ -5,8 +5,10 @@ The C++ side (TorchTransport) keeps requests and deadlines. Here bytes are hande
 signs of life of the ranks that are being waited for, and passes errors on, so that one rank's error ends the others' waiting.
 """
 
+import atexit
 import queue
 import threading
+import time
 import weakref
 
 import torch
@@ -135,10 +137,17 @@ class Transport:
         return text
 
     def close(self):
+        """Ends the threads, but for those that still wait for a rank that is gone."""
         self._closed = True
         self._wake.set()
-        for waiter in self._waiters.values():
+        threads = list(self._waiters.values())
+        for waiter in threads:
             waiter.works.put(None)
+        if self._watcher is not None:
+            threads.append(self._watcher)
+        end = time.monotonic() + 2.0
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 def _watch(reference):
@@ -170,6 +179,8 @@ def _watch(reference):
                     interval = min(interval, 0.25)
         except Exception:  # the store is gone: deadlines go on without it
             interval = 1.0
+        if transport._closed:
+            return
         del transport, store, core
         wake.wait(interval)
         wake.clear()
@@ -177,6 +188,15 @@ def _watch(reference):
 
 _transports = {}
 _transports_lock = threading.Lock()
+
+
+@atexit.register
+def _close_all():
+    # A thread that comes back from torch while the interpreter goes down ends the process with an abort.
+    with _transports_lock:
+        for transport in _transports.values():
+            transport.close()
+        _transports.clear()
 
 
 def transport_of(name):
