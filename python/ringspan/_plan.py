@@ -117,10 +117,13 @@ class Plan:
 
 
 def plan(
-    tokens, *, tokens_k=None, ranks=1, rank=0, batch=1, heads=1, kv_heads=None, head_dim=64, head_dim_v=None, dtype="float32",
-    pattern=None, causal=False, window=None, cu_seqlens=None, cu_seqlens_k=None, softcap=0.0, dropout_p=0.0, alibi=False,
-    sinks=False, sharding="zigzag", strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=None,
-):  # fmt: skip
+    tokens: int, *, tokens_k: int | None = None, ranks: int = 1, rank: int = 0, batch: int = 1, heads: int = 1,
+    kv_heads: int | None = None, head_dim: int = 64, head_dim_v: int | None = None, dtype: str = "float32",
+    pattern: _core.Pattern | str | None = None, causal: bool = False, window: tuple[int, int] | None = None, cu_seqlens=None,
+    cu_seqlens_k=None, softcap: float = 0.0, dropout_p: float = 0.0, alibi: bool = False, sinks: bool = False,
+    sharding: Sharding | str = "zigzag", strategy: str = "auto", backward: bool = True, memory_budget: int = 0,
+    bucket_rows: int = 0, threads: int | None = None,
+) -> Plan:  # fmt: skip
     """What `rank` of `ranks` would compute, send and keep; needs no data and works for any size.
 
     The arguments are those of attention(), with shapes in place of tensors. memory_budget is in bytes per rank (0: unlimited).

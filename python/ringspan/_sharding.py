@@ -34,7 +34,7 @@ class Sharding:
     tokens and ranks goes; a rank may hold none.
     """
 
-    def __init__(self, kind="zigzag", *, tokens, ranks):
+    def __init__(self, kind: str = "zigzag", *, tokens: int, ranks: int):
         self.kind = canonical(kind)
         self.tokens = int(tokens)
         self.ranks = int(ranks)
@@ -45,7 +45,7 @@ class Sharding:
         _core.shard_pieces(self.kind, self.tokens, self.ranks, 0)  # lists are disjoint and covering
 
     @classmethod
-    def of_documents(cls, kind, cu_seqlens, *, ranks):
+    def of_documents(cls, kind: str, cu_seqlens, *, ranks: int):
         """Each document dealt by itself, as ring-flash-attn does for packed sequences: a rank holds its part of every document."""
         offsets = [int(x) for x in cu_seqlens]
         lists = [[] for _ in range(ranks)]
@@ -57,12 +57,12 @@ class Sharding:
                         lists[rank].append(f"{begin + first}-{last}" + (f":{stride}" if stride > 1 and count > 1 else ""))
         return cls("explicit:" + ";".join(",".join(ranges) for ranges in lists), tokens=offsets[-1], ranks=ranks)
 
-    def rows(self, rank):
+    def rows(self, rank: int) -> int:
         """How many tokens the rank holds."""
         self._check_rank(rank)
         return _core.shard_rows(self.kind, self.tokens, self.ranks, rank)
 
-    def positions(self, rank):
+    def positions(self, rank: int) -> np.ndarray:
         """The global positions of the rank's tokens, in the order in which it stores them."""
         self._check_rank(rank)
         return _positions(self.kind, self.tokens, self.ranks, rank)

@@ -7,7 +7,7 @@ from .errors import InvalidArgument
 _threads = None
 
 
-def set_num_threads(n):
+def set_num_threads(n: int | None) -> None:
     """Sets the number of threads of each rank's kernels; None: the default again (OMP_NUM_THREADS, else the cores)."""
     global _threads
     if n is not None and (not isinstance(n, int) or n < 1):
@@ -15,7 +15,7 @@ def set_num_threads(n):
     _threads = n
 
 
-def num_threads():
+def num_threads() -> int:
     """The number of threads of each rank's kernels."""
     if _threads is not None:
         return _threads

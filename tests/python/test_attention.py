@@ -262,3 +262,40 @@ def test_a_memory_budget():
     q, k, v = _inputs(200, batch=1)
     with pytest.raises(ringspan.OutOfBudget, match="smallest"):
         rt.attention(q, k, v, ranks=2, strategy="ring", memory_budget=1000)
+
+
+def test_other_threads_run_while_kernels_compute():
+    """The interpreter is free meanwhile."""
+    import threading
+
+    q = torch.randn(1, 3000, 4, 64)
+    done = threading.Event()
+    turns = 0
+
+    def count():
+        nonlocal turns
+        while not done.wait(0.001):
+            turns += 1
+
+    thread = threading.Thread(target=count)
+    rt.attention(q, q, q, causal=True)
+    thread.start()
+    try:
+        before = turns
+        rt.attention(q, q, q, causal=True)
+        during = turns - before
+    finally:
+        done.set()
+        thread.join()
+    assert during >= 3
+
+
+def test_calls_from_several_threads():
+    from concurrent.futures import ThreadPoolExecutor
+
+    tensors = [_inputs(60, seed=s) for s in range(8)]
+    expected = [rt.attention(*t, causal=True).detach() for t in tensors]
+    with ThreadPoolExecutor(4) as pool:
+        results = list(pool.map(lambda t: rt.attention(*t, causal=True).detach(), tensors))
+    for a, b in zip(results, expected):
+        assert torch.equal(a, b)

@@ -5,7 +5,7 @@ import inspect
 
 import torch
 
-from .. import _threads  # noqa: F401  (set_num_threads is found beside attention)
+from .._core import Pattern
 from .._pattern import window_pair
 from .._sharding import Sharding, canonical
 from ..errors import Error, InvalidArgument, UnknownArgument, Unsupported
@@ -38,7 +38,7 @@ _ELSEWHERE = {
 _deadline = 60.0
 
 
-def set_deadline(seconds):
+def set_deadline(seconds: float) -> None:
     """How long another rank may show no sign of life before a call on a group fails (60 at first).
 
     A rank shows life while it is inside ringspan. One that does something else for longer (writes a checkpoint, evaluates) needs a
@@ -115,11 +115,36 @@ def _number(value, name):
 
 
 def attention(
-    q, k, v, *, pattern=None, causal=False, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None, scale=None,
-    softcap=0.0, alibi_slopes=None, sinks=None, dropout_p=0.0, dropout_seed=None, group=None, ranks=None, sharding="zigzag",
-    strategy="auto", layout="bshd", return_lse=False, deterministic=True, deadline=None, memory_budget=0, bucket_rows=0, kernel="",
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    *,
+    pattern: Pattern | str | None = None,
+    causal: bool = False,
+    window: tuple[int, int] | None = None,
+    cu_seqlens: torch.Tensor | list[int] | None = None,
+    cu_seqlens_k: torch.Tensor | list[int] | None = None,
+    lengths: torch.Tensor | list[int] | None = None,
+    lengths_k: torch.Tensor | list[int] | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    alibi_slopes: torch.Tensor | None = None,
+    sinks: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    dropout_seed: int | None = None,
+    group: "torch.distributed.ProcessGroup | torch.distributed.DeviceMesh | None" = None,
+    ranks: int | None = None,
+    sharding: Sharding | str = "zigzag",
+    strategy: str = "auto",
+    layout: str = "bshd",
+    return_lse: bool = False,
+    deterministic: bool = True,
+    deadline: float | None = None,
+    memory_budget: int = 0,
+    bucket_rows: int = 0,
+    kernel: str = "",
     **unknown,
-):  # fmt: skip
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Exact attention with exact gradients, on one rank or over many.
 
     q is (batch, tokens, heads, head_dim), k and v may have fewer heads (GQA: query head h reads kv head h // (heads / kv_heads)).

@@ -57,15 +57,15 @@ class Sharding(_Sharding):
         whole = sharding.unshard(o, group=group)
     """
 
-    def index(self, rank):
+    def index(self, rank: int) -> torch.Tensor:
         """positions(rank) as a tensor of int64."""
         return torch.from_numpy(super().positions(rank).copy())
 
-    def positions(self, rank):
+    def positions(self, rank: int) -> torch.Tensor:
         """The global positions of the rank's tokens, in the order in which it stores them: what RoPE needs."""
         return self.index(rank)
 
-    def shard(self, tensor, *, rank=None, group=None, dim=1):
+    def shard(self, tensor: torch.Tensor, *, rank: int | None = None, group=None, dim: int = 1) -> torch.Tensor:
         """The rank's part of a whole tensor; differentiable. Without a rank: this process's in the group."""
         if rank is None:
             if group is None:
@@ -74,7 +74,7 @@ class Sharding(_Sharding):
         self._check_dim(tensor, dim, self.tokens)
         return tensor.index_select(dim, self.positions(rank).to(tensor.device))
 
-    def unshard(self, tensor, *, group=None, dim=1):
+    def unshard(self, tensor: torch.Tensor | list[torch.Tensor], *, group=None, dim: int = 1) -> torch.Tensor:
         """The whole tensor on every rank, from each rank's part; or, without a group, from the list of all parts. Differentiable:
         a rank's part gets the sum of the gradients that the ranks have for it."""
         if isinstance(tensor, (list, tuple)):
@@ -92,7 +92,9 @@ class Sharding(_Sharding):
         self._check_dim(tensor, dim, self.rows(dist.get_rank(group)))
         return _Unshard.apply(tensor, self, group, dim % tensor.dim())
 
-    def next_labels(self, tokens, *, rank, dim=1, ignore_index=-100, cu_seqlens=None):
+    def next_labels(
+        self, tokens: torch.Tensor, *, rank: int, dim: int = 1, ignore_index: int = -100, cu_seqlens=None
+    ) -> torch.Tensor:
         """The labels of the rank's tokens for predicting the next one, from the whole sequence: each token's successor, also
         where another rank holds it; the last token (of each document) has none."""
         self._check_dim(tokens, dim, self.tokens)
@@ -104,7 +106,9 @@ class Sharding(_Sharding):
             labels.index_fill_(dim, last, ignore_index)
         return self.shard(labels, rank=rank, dim=dim)
 
-    def mean_loss(self, losses, *, group, labels=None, ignore_index=-100):
+    def mean_loss(
+        self, losses: torch.Tensor, *, group, labels: torch.Tensor | None = None, ignore_index: int = -100
+    ) -> torch.Tensor:
         """The mean over all ranks' tokens of per-token losses (token-weighted, so uneven shards and ignored labels count right).
 
         Backward gives each rank the gradient of the mean with respect to its own losses; gradients of weights are then to be
