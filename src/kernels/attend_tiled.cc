@@ -1,6 +1,7 @@
 #include "kernels/attend_tiled.h"
 
 #include <algorithm>
+#include <cstdlib>
 #include <cstring>
 #include <limits>
 
@@ -30,7 +31,7 @@ struct ForwardScratch {
   std::byte *k, *v, *q, *work;
   float *acc, *factors, *m, *l;
   std::int64_t* distance;
-  std::int32_t *index, *begin, *end, *tile_begin, *tile_end;
+  std::int32_t *index, *head, *offset, *begin, *end, *tile_begin, *tile_end;
 
   ForwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
     Carver carver(base);
@@ -47,7 +48,8 @@ struct ForwardScratch {
     m = carver.take<float>(kQueryTile);
     l = carver.take<float>(kQueryTile);
     distance = carver.take<std::int64_t>(kQueryTile);
-    for (std::int32_t** list : {&index, &begin, &end, &tile_begin, &tile_end}) *list = carver.take<std::int32_t>(kQueryTile);
+    for (std::int32_t** list : {&index, &head, &offset, &begin, &end, &tile_begin, &tile_end})
+      *list = carver.take<std::int32_t>(kQueryTile);
     if (bytes != nullptr) *bytes = carver.bytes();
   }
 };
@@ -87,7 +89,9 @@ class UnitForward {
       IndexRange seeing = rows_of_keys(task, run, first, last);
       if (seeing.empty()) continue;
       pack(task, run);
-      for (std::int64_t t = heads.begin; t < heads.end; ++t) run_head(task, t, seeing, run);
+      const std::int64_t together = heads_of_tile(task, seeing, heads);
+      for (std::int64_t t = heads.begin; t < heads.end; t += together)
+        run_heads(task, {t, std::min(t + together, heads.end)}, seeing, run);
     }
   }
 
@@ -114,13 +118,22 @@ class UnitForward {
     }
   }
 
-  void run_head(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange run) {
-    const std::int64_t head = task.head_first + t * task.head_step;
+  // Few queries: heads of the group share a tile, as rows. Not with options that depend on the head.
+  std::int64_t heads_of_tile(const AttendTask& task, IndexRange rows, IndexRange heads) const {
+    if (params_.shape.alibi || params_.shape.dropout) return 1;
+    const std::int64_t together = std::clamp<std::int64_t>(kQueryTile / rows.size(), 1, heads.size());
+    const std::int64_t reach = together * std::abs(task.q.head_stride) + rows.size() * std::abs(task.q.row_stride);
+    return reach <= std::numeric_limits<std::int32_t>::max() ? together : 1;
+  }
+
+  void run_heads(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
+    const std::int64_t head = task.head_first + heads.begin * task.head_step;
     slope_ = alibi_slope(params_, unit_.batch, head);
-    for (std::int64_t row = rows.begin; row < rows.end; row += kQueryTile) {
-      tile_.rows = gather(task, {row, std::min(row + kQueryTile, rows.end)}, run);
+    const std::int64_t tile_rows = kQueryTile / heads.size();
+    for (std::int64_t row = rows.begin; row < rows.end; row += tile_rows) {
+      tile_.rows = gather(task, heads, {row, std::min(row + tile_rows, rows.end)}, run);
       if (tile_.rows == 0) continue;
-      load(task, t, row);
+      load(task, heads.begin, heads.size(), row);
       for (std::int64_t c = run.begin; c < run.end; c += kKeyTile) {
         if (!clip(run, c)) continue;
         if (params_.shape.alibi) set_distances(task, row, c);
@@ -128,21 +141,23 @@ class UnitForward {
         ops_.attend(tile_);
         progress_.tick();
       }
-      store(task, t, row);
+      store(task, heads.begin, row);
     }
   }
 
   // The rows that see a key of the run, and which (relative to the run); the others are not touched.
-  int gather(const AttendTask& task, IndexRange rows, IndexRange run) {
+  int gather(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
     int count = 0;
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       const IndexRange keys = keys_of_row(task, row);
       const std::int64_t begin = std::max(keys.begin, run.begin), end = std::min(keys.end, run.end);
       if (begin >= end) continue;
-      s_.index[count] = static_cast<std::int32_t>(row - rows.begin);
-      s_.begin[count] = static_cast<std::int32_t>(begin - run.begin);
-      s_.end[count] = static_cast<std::int32_t>(end - run.begin);
-      ++count;
+      for (std::int64_t t = 0; t < heads.size(); ++t, ++count) {
+        s_.index[count] = static_cast<std::int32_t>(row - rows.begin);
+        s_.head[count] = static_cast<std::int32_t>(t);
+        s_.begin[count] = static_cast<std::int32_t>(begin - run.begin);
+        s_.end[count] = static_cast<std::int32_t>(end - run.begin);
+      }
     }
     return count;
   }
@@ -186,17 +201,22 @@ class UnitForward {
     }
   }
 
-  void load(const AttendTask& task, std::int64_t t, std::int64_t row) {
+  void load(const AttendTask& task, std::int64_t t, std::int64_t heads, std::int64_t row) {
     const std::int64_t b = batch(task);
     const auto* q = static_cast<const std::byte*>(task.q.data) +
                     size_of(params_.shape.dtype) * (b * task.q.batch_stride + t * task.q.head_stride + row * task.q.row_stride);
-    tile_.q_finite =
-        ops_.pack_queries(s_.dims, s_.q, {q, task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim}, params_.scale);
+    RowSource source{q, task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim};
+    if (heads > 1) {  // rows are at multiples of nothing but an element
+      for (int r = 0; r < tile_.rows; ++r)
+        s_.offset[r] = static_cast<std::int32_t>(s_.head[r] * task.q.head_stride + s_.index[r] * task.q.row_stride);
+      source.stride = 1, source.index = s_.offset;
+    }
+    tile_.q_finite = ops_.pack_queries(s_.dims, s_.q, source, params_.scale);
     const int width = params_.shape.head_dim_v;
     for (int r = 0; r < tile_.rows; ++r) {
-      s_.m[r] = *row_of<const float>(task.m, b, t, row + s_.index[r]);
-      s_.l[r] = *row_of<const float>(task.l, b, t, row + s_.index[r]);
-      const float* acc = row_of<const float>(task.acc, b, t, row + s_.index[r]);
+      s_.m[r] = *row_of<const float>(task.m, b, t + s_.head[r], row + s_.index[r]);
+      s_.l[r] = *row_of<const float>(task.l, b, t + s_.head[r], row + s_.index[r]);
+      const float* acc = row_of<const float>(task.acc, b, t + s_.head[r], row + s_.index[r]);
       float* copy = s_.acc + r * s_.acc_stride;
       std::copy_n(acc, width, copy);
       std::fill(copy + width, copy + s_.acc_stride, 0.0F);
@@ -207,9 +227,9 @@ class UnitForward {
     const std::int64_t b = batch(task);
     const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
     for (int r = 0; r < tile_.rows; ++r) {
-      *row_of<float>(task.m, b, t, row + s_.index[r]) = s_.m[r];
-      *row_of<float>(task.l, b, t, row + s_.index[r]) = s_.l[r];
-      std::memcpy(row_of<float>(task.acc, b, t, row + s_.index[r]), s_.acc + r * s_.acc_stride, bytes);
+      *row_of<float>(task.m, b, t + s_.head[r], row + s_.index[r]) = s_.m[r];
+      *row_of<float>(task.l, b, t + s_.head[r], row + s_.index[r]) = s_.l[r];
+      std::memcpy(row_of<float>(task.acc, b, t + s_.head[r], row + s_.index[r]), s_.acc + r * s_.acc_stride, bytes);
     }
   }
 
