@@ -295,3 +295,43 @@ def _remade(rank, ranks):
 
 def test_groups_come_and_go():
     run_ranks(2, _remade)
+
+
+def _shapes(rank, ranks):
+    """More problems than are kept, again and again, some forgotten."""
+    for turn in range(2):
+        for n in (1, 7, 20, 33, 64, 65):
+            torch.manual_seed(n)
+            x = torch.randn(1, n, 2, 8)
+            sharding = rt.Sharding("zigzag", tokens=n, ranks=ranks)
+            q = sharding.shard(x, rank=rank).requires_grad_()
+            o = rt.attention(q, q, q, causal=True, group=dist.group.WORLD)
+            o.sum().backward()
+            whole = x.clone().requires_grad_()
+            rt.attention(whole, whole, whole, causal=True).sum().backward()
+            assert_close(q.grad, sharding.shard(whole.grad, rank=rank))
+        rt.forget_plans()
+
+
+def test_many_shapes():
+    run_ranks(3, _shapes)
+
+
+def _refused(rank, ranks):
+    """What no plan can do is refused on every rank, and the group goes on."""
+    import ringspan
+
+    q, k, v, _ = _whole()
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    local = [sharding.shard(t, rank=rank) for t in (q, k, v)]
+    with pytest.raises(ringspan.OutOfBudget, match="smallest"):
+        rt.attention(*local, group=dist.group.WORLD, strategy="ring", memory_budget=1000)
+    with pytest.raises(ringspan.InvalidArgument, match="60 tokens over 2 ranks"):
+        rt.attention(*local, group=dist.group.WORLD, sharding=rt.Sharding("zigzag", tokens=60, ranks=2))
+    with pytest.raises(ringspan.Unsupported, match="float64"):
+        rt.attention(*(t.double() for t in local), group=dist.group.WORLD)
+    return rt.attention(*local, group=dist.group.WORLD).shape[1]
+
+
+def test_refusals():
+    assert sum(run_ranks(3, _refused)) == 61

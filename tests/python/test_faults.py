@@ -194,3 +194,26 @@ def _slow(rank, ranks):
 def test_a_rank_that_computes_is_waited_for():
     outcomes = try_ranks(2, _slow)
     assert all(kind == "value" for kind, _ in outcomes), outcomes
+
+
+def _interrupted(rank, ranks):
+    import threading
+
+    q, k, v = _tensors(rank, ranks)
+    rt.attention(q, k, v, group=dist.group.WORLD)
+    begin = time.monotonic()
+    if rank == 0:
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
+    else:
+        time.sleep(2.0)
+    try:
+        rt.attention(q, k, v, group=dist.group.WORLD, deadline=30.0)
+    except (KeyboardInterrupt, ringspan.CommError) as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return None
+
+
+def test_ctrl_c_ends_the_waiting():
+    (_, first), (_, second) = try_ranks(2, _interrupted)
+    assert first is not None and first[0] == "KeyboardInterrupt" and first[2] < 5.0, first
+    assert second is not None and second[0] == "CommError" and second[2] < 10.0, second

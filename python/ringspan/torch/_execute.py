@@ -19,7 +19,7 @@ from . import _transport
 from ._spec import decode
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
-_KEPT_SESSIONS = 8
+_KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
 
 
@@ -274,9 +274,12 @@ def group_named(name):
 
 
 def forget_plans():
-    """Drops the plans and arenas that are kept for problems seen before, on one rank and in simulation."""
+    """Drops the plans and arenas that are kept for problems seen before. Where groups are used: on all ranks between the same calls."""
     _alone._sessions.clear()
     _alone._plans.clear()
+    with _groups_lock:
+        for group in _groups.values():
+            group._sessions.clear()
 
 
 def _run(call, backward, seed, group, execute, simulate, tensors):
