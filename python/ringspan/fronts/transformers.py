@@ -21,8 +21,8 @@ import torch.distributed as dist
 from ..errors import InvalidArgument, Unsupported
 from . import _hf_masks
 from ._call import attend, check_offsets, refuse, together
-from ._hf_masks import Mask
-from ._masks import attend_parts, lower_mask
+from ._hf_masks import Mask, Structure
+from ._masks import Part, attend_parts, lower_mask
 
 # What models hand down and attention has no use for.
 _HARMLESS = {
@@ -99,25 +99,31 @@ class Front:
 
         if isinstance(attention_mask, Mask):
             return attention_mask
-        function = causal_mask_function if mask_function is None else mask_function
+        if self.group is None and attention_mask is None and mask_function is causal_mask_function and q_length == kv_length:
+            if isinstance(q_offset, int) and q_offset == kv_offset:  # what torch.compile can trace
+                return Mask(batch_size, q_length, kv_length, Structure(hi=0), (Part(0, batch_size, "causal"),))
+        return self._mask(batch_size, q_length, kv_length, q_offset, kv_offset, mask_function or causal_mask_function, attention_mask, arguments)
+
+    @torch.compiler.disable  # looks into functions and tensors
+    def _mask(self, batch, q_length, kv_length, q_offset, kv_offset, function, attention_mask, arguments):
         structure = _hf_masks.structure_of(function)
         q_offset, kv_offset = int(q_offset), int(kv_offset)
         if self.group is not None:
             with together(self.group):
                 self._check_shard(q_length, kv_length, q_offset, structure, function)
-            return self._shard_mask(batch_size, q_length, structure, attention_mask)
+            return self._shard_mask(batch, q_length, structure, attention_mask)
         keep = None
         if attention_mask is not None:
             keep = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
             keep = torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
         aligned = q_length == kv_length and q_offset == kv_offset
         if structure is not None and (structure.documents is None or aligned and keep is None):
-            parts = _hf_masks.parts_of(structure, batch_size, q_length, kv_length, q_offset - kv_offset, keep)
+            parts = _hf_masks.parts_of(structure, batch, q_length, kv_length, q_offset - kv_offset, keep)
         else:
-            arguments.update(batch_size=batch_size, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
+            arguments = dict(arguments, batch_size=batch, q_length=q_length, kv_length=kv_length, q_offset=q_offset, kv_offset=kv_offset,
                              mask_function=function, attention_mask=attention_mask)  # fmt: skip
-            parts = _hf_masks.evaluate(arguments, batch_size, q_length, kv_length)
-        return Mask(batch_size, q_length, kv_length, structure, parts)
+            parts = _hf_masks.evaluate(arguments, batch, q_length, kv_length)
+        return Mask(batch, q_length, kv_length, structure, parts)
 
     @staticmethod
     def _check_shard(q_length, kv_length, q_offset, structure, function):

@@ -90,6 +90,58 @@ def test_packed_by_position_ids(kind, more):
     assert not torch.allclose(plain, ours(text(batch=1), position_ids=positions, use_cache=False).logits)
 
 
+TINY = dict(vocab_size=50, hidden_size=24, num_hidden_layers=2, num_attention_heads=3, intermediate_size=20, initializer_range=0.2)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("name, config", [
+    ("BertForMaskedLM", TINY),
+    ("BartForConditionalGeneration", dict(vocab_size=50, d_model=24, encoder_layers=2, decoder_layers=2, encoder_attention_heads=3,
+                                          decoder_attention_heads=3, encoder_ffn_dim=20, decoder_ffn_dim=20, init_std=0.2)),
+    ("GPT2LMHeadModel", dict(vocab_size=50, n_embd=24, n_layer=2, n_head=3, initializer_range=0.2)),
+    ("ViTModel", dict(TINY, image_size=16, patch_size=4)),
+    ("Llama4ForCausalLM", dict(TINY, num_attention_heads=4, num_key_value_heads=2, head_dim=8, intermediate_size_mlp=20,
+                               attention_chunk_size=5, num_hidden_layers=4, num_local_experts=2, pad_token_id=0)),
+])  # fmt: skip
+def test_other_families(name, config):
+    """Encoders, cross attention, images, chunks (a mask function that is evaluated)."""
+    front.register()
+    torch.manual_seed(0)
+    cls = getattr(transformers, name)
+    ours = cls._from_config(copy.deepcopy(cls.config_class(**config)), attn_implementation="ringspan").eval()
+    theirs = cls._from_config(copy.deepcopy(cls.config_class(**config)), attn_implementation="sdpa").eval()
+    assert (ours.config._attn_implementation, theirs.config._attn_implementation) == ("ringspan", "sdpa")
+    theirs.load_state_dict(ours.state_dict())
+    ids = torch.randint(3, 50, (2, 13), generator=torch.Generator().manual_seed(0))
+    keep = torch.ones_like(ids)
+    keep[0, 8:] = 0
+    inputs = {"pixel_values": torch.randn(2, 3, 16, 16)} if name == "ViTModel" else {"input_ids": ids, "attention_mask": keep}
+    if name.startswith("Bart"):
+        inputs["decoder_input_ids"] = ids[:, :7]
+    out, expected = ours(**inputs)[0], theirs(**inputs)[0]
+    if name in ("BertForMaskedLM", "GPT2LMHeadModel", "Llama4ForCausalLM"):
+        out, expected = out[keep.bool()], expected[keep.bool()]
+    dense.close(name, out, expected)
+
+
+@pytest.mark.parametrize("padded, fullgraph", [(True, False), (False, True)])
+def test_compile(padded, fullgraph):
+    """One graph where the mask is plainly causal; otherwise it breaks around the mask."""
+    ours, theirs = pair("llama")
+    keep = torch.ones(B, N, dtype=torch.long)
+    if padded:
+        keep[0, -6:] = 0
+    torch._dynamo.reset()
+    compiled = torch.compile(ours, backend="aot_eager", fullgraph=fullgraph)
+    arguments = dict(attention_mask=keep) if padded else {}
+    labels = text().masked_fill(keep == 0, -100)
+    results = [model(text(), labels=labels, **arguments) for model in (compiled, theirs)]
+    dense.close("logits", *(result.logits[keep.bool()] for result in results))
+    for result in results:
+        result.loss.backward()
+    compare_gradients(ours, theirs)
+
+
 def test_soft_cap():
     ours, theirs = pair("gemma2", reference="eager", sliding_window=5, query_pre_attn_scalar=3, attn_logit_softcapping=0.5)
     compare(ours, theirs, input_ids=text())
