@@ -137,7 +137,7 @@ class Dense {
       }
     }
     if (!problem_.sinks) return;
-    sink_bounds_[static_cast<std::size_t>(h)].add(engine_.dsink_size, engine_.dsink_size, engine_.slack);
+    sink_bounds_[static_cast<std::size_t>(h)].add(engine_.dsink_size, engine_.dsink_size, engine_.slack, 0);
   }
 
   // A finished query head enters its kv head, rounded first where gradients of a repeated key would be.

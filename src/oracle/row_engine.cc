@@ -191,16 +191,18 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
 
 // Absolute errors, bounded by norms. Errors of different keys are independent: they add up like the root of their squares.
 //   o     every p is rounded to the dtype once, and in float32 has a relative error of `slack` units; the sum itself and what
-//         all p have in common (the largest score, the sum of p) go with the result
+//         all p have in common (the largest score, the sum of p) go with the result; a p that is no normal number may count as
+//         0
 //   lse   the error of the scores plus that of the sum
 // slack counts float32 roundings: of exp and the like, of a sum of n terms (sqrt(n)), of the score in both passes.
 template <typename Policy>
 void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<const Visible> visible) {
-  double k_two = 0, v_max = 0, squares = 0, terms = 0;
+  double k_two = 0, v_max = 0, v_sum = 0, squares = 0, terms = 0;
   for (std::size_t s = 0; s < states.size(); ++s) {
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       k_two = std::max(k_two, block.k_norms[visible[s].keys[x]].two);
       v_max = std::max(v_max, block.v_norms[visible[s].keys[x]].max);
+      v_sum += 1 + block.v_norms[visible[s].keys[x]].max;
       const double p = static_cast<double>(states[s].weight) * static_cast<double>(states[s].dropped_p[x]);
       squares += p * p;
     }
@@ -210,33 +212,38 @@ void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<con
   slack = 4.0 + std::sqrt(terms) + 4.0 * score;
   const double spread = static_cast<double>(output_scale_) * v_max * std::sqrt(squares);
   o_error_ = kFloat32 * slack * (spread + norms_of(o.data(), problem_.head_dim_v).max);
-  o_floor = 2.0 * unit_roundoff(problem_.dtype) * spread + o_error_ + smallest_step(problem_.dtype);
+  o_floor = 2.0 * unit_roundoff(problem_.dtype) * spread + o_error_ + smallest_step(problem_.dtype) + kSmallestNormal * v_sum;
   lse_floor = kFloat32 * (slack + (std::isinf(lse) ? 0.0 : std::abs(static_cast<double>(lse))));
 }
 
-// dq = sum ds k, likewise; an error of delta is the same for all keys of the row, so that it does not average out.
+// dq = sum ds k, likewise; an error of delta is the same for all keys of the row, so that it does not average out. delta is
+// made from an o that sums rounded p, and so has an error of its own even where o is kept in float32.
 template <typename Policy>
 void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<const Visible> visible) {
-  double k_max = 0, rounded = 0, sizes = 0, through_delta = 0;
+  double k_max = 0, k_sum = 0, rounded = 0, sizes = 0, through_delta = 0;
   for (std::size_t s = 0; s < states.size(); ++s) {
     State& state = states[s];
     const double product = state.d_out_norms.two * norms_of(state.o.data(), problem_.head_dim_v).two;
     const double unit = 8.0 * kFloat32 + (inputs_.rounded_o ? unit_roundoff(problem_.dtype) : 0.0);
-    state.delta_error = unit * product + state.d_out_norms.two * o_error_;
-    double probability = 0;
+    double probability = 0, squares = 0;
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       const std::size_t key = visible[s].keys[x];
       k_max = std::max(k_max, block.k_norms[key].max);
+      k_sum += 1 + block.k_norms[key].max;
       rounded += state.ds_size[x] * state.ds_size[x];
       const double size = pair_size(block, s, x, key);
       sizes += size * size;
       probability += static_cast<double>(state.p[x]);
+      const double part = static_cast<double>(state.p[x]) * static_cast<double>(state.dp[x]);
+      squares += part * part;
     }
+    state.delta_error =
+        unit * product + state.d_out_norms.two * o_error_ + 2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares);
     through_delta += std::abs(static_cast<double>(scale_)) * state.delta_error * probability;
   }
   dq_floor =
       k_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(rounded) + kFloat32 * slack * std::sqrt(sizes) + through_delta) +
-      kFloat32 * slack * norms_of(dq.data(), problem_.head_dim).max + smallest_step(problem_.dtype);
+      kFloat32 * slack * norms_of(dq.data(), problem_.head_dim).max + smallest_step(problem_.dtype) + kSmallestNormal * k_sum;
 }
 
 // Bound of |ds| of a pair before cancellation, with |do| |v| in place of do . v.
@@ -253,9 +260,9 @@ void RowEngine<Policy>::add_key_bounds(const KeyBlock<Real>& block, std::size_t 
   const double through_delta =
       std::abs(static_cast<double>(scale_)) * static_cast<double>(states[s].p[x]) * states[s].delta_error;
   dk.add((states[s].ds_size[x] + through_delta / unit_roundoff(problem_.dtype)) * q_norms.max,
-         pair_size(block, s, x, key) * q_norms.max, slack);
+         pair_size(block, s, x, key) * q_norms.max, slack, q_norms.max);
   const double size = static_cast<double>(states[s].dropped_p[x]) * states[s].d_out_norms.max;
-  dv.add(size, size, slack);
+  dv.add(size, size, slack, states[s].d_out_norms.max);
 }
 
 template class RowEngine<Exact>;

@@ -52,7 +52,10 @@ inline double unit_roundoff(DType dtype) {
   return 1.0;
 }
 
-inline double smallest_step(DType dtype) { return dtype == DType::float16 ? 0x1p-24 : 0x1p-126; }
+// Hardware may take what is smaller for zero, in products of 16-bit operands.
+constexpr double kSmallestNormal = 0x1p-126;
+
+inline double smallest_step(DType dtype) { return dtype == DType::float16 ? 0x1p-24 : kSmallestNormal; }
 
 inline double load(const View& view, std::int64_t offset) {
   switch (view.dtype) {
@@ -131,7 +134,9 @@ struct ColumnBound {
   double slack = 0;    // squares of contributions' bounds times the slack of their query row
   double terms = 0;
   double most_slack = 0;
-  void add(double contribution, double bound, double row_slack) {
+  double factors = 0;  // what the coefficients of the contributions are multiplied with
+  void add(double contribution, double bound, double row_slack, double factor) {
+    factors += 1 + factor;
     rounded += contribution * contribution;
     slack += bound * row_slack * bound * row_slack;
     terms += 1;
@@ -139,7 +144,8 @@ struct ColumnBound {
   }
   double floor(DType dtype, double largest_result) const {
     const double sum = std::sqrt(terms) * std::sqrt(rounded) + (std::sqrt(terms) + most_slack) * largest_result;
-    return 2.0 * unit_roundoff(dtype) * std::sqrt(rounded) + 0x1p-24 * (std::sqrt(slack) + sum) + smallest_step(dtype);
+    return 2.0 * unit_roundoff(dtype) * std::sqrt(rounded) + 0x1p-24 * (std::sqrt(slack) + sum) + smallest_step(dtype) +
+           kSmallestNormal * factors;
   }
 };
 
