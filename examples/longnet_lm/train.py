@@ -1,6 +1,7 @@
 """One rank of the demonstration; ./run starts it with torchrun. Parts: parity, length, memory."""
 
 import argparse
+import ctypes
 import json
 import pathlib
 import time
@@ -21,6 +22,16 @@ def status(field):
     """A field of /proc/self/status in MiB."""
     with open("/proc/self/status") as lines:
         return next(int(line.split()[1]) / 1024 for line in lines if line.startswith(field + ":"))
+
+
+def keep_freed_memory(keep):
+    """glibc's malloc: freed tensors stay with the process, which is fast, or go back to the system, so that the peak is what was in
+    use and not what lay between."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "mallopt"):
+        libc.mallopt(-3, (32 if keep else 1) << 20)  # M_MMAP_THRESHOLD
+        libc.mallopt(-1, (512 if keep else 1) << 20)  # M_TRIM_THRESHOLD
+        libc.malloc_trim(0)
 
 
 class Trainer:
@@ -95,6 +106,7 @@ def print_parity(one, two):
 
 def memory(arguments, text, group, base):
     """The peak of one training step above what the process held before it had a model."""
+    keep_freed_memory(False)
     Trainer(arguments.context, group).step(text.window(0, arguments.context))
     return status("VmHWM") - base
 
@@ -102,6 +114,7 @@ def memory(arguments, text, group, base):
 def length(arguments, text, group, quiet, base):
     trainer = Trainer(arguments.context, group)
     held_out = text.held_out_window(arguments.context)
+    keep_freed_memory(False)  # while the first step is measured
     bar = tqdm(total=arguments.seconds, desc="  training", disable=quiet,
                bar_format="{desc}: {percentage:3.0f}%|{bar:24}| {n:.0f}/{total:.0f} s{postfix}")  # fmt: skip
     result = {"losses": [], "seconds": [], "held_out": [(0, trainer.evaluate(held_out))]}
@@ -124,6 +137,7 @@ def length(arguments, text, group, quiet, base):
         result["seconds"].append(time.monotonic() - begin)
         if trainer.steps == 1:
             result["memory"] = status("VmHWM") - base
+            keep_freed_memory(True)
         bar.set_postfix_str(f"step {trainer.steps}, loss {result['losses'][-1]:.3f}, held out {result['held_out'][-1][1]:.3f}, "
                             f"{trainer.steps * arguments.context / trained:,.0f} tokens/s")  # fmt: skip
     bar.close()
