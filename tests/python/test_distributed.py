@@ -330,6 +330,12 @@ def _refused(rank, ranks):
         rt.attention(*local, group=dist.group.WORLD, sharding=rt.Sharding("zigzag", tokens=60, ranks=2))
     with pytest.raises(ringspan.Unsupported, match="float64"):
         rt.attention(*(t.double() for t in local), group=dist.group.WORLD)
+    from torch.distributed.tensor import DTensor, Shard
+
+    mesh = dist.init_device_mesh("cpu", (ranks,))
+    spread = DTensor.from_local(local[0], mesh, [Shard(1)])
+    with pytest.raises(ringspan.Unsupported, match="to_local"):
+        rt.attention(spread, spread, spread)
     return rt.attention(*local, group=dist.group.WORLD).shape[1]
 
 

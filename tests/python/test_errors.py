@@ -86,6 +86,14 @@ def test_tensors_elsewhere_are_refused_by_name():
         rt.attention(x, x, x)
 
 
+def test_other_kinds_of_tensors_are_refused_by_name():
+    nested = torch.nested.nested_tensor([torch.ones(3, 4, 16), torch.ones(5, 4, 16)], layout=torch.jagged)
+    with pytest.raises(ringspan.Unsupported, match="cu_seqlens="):
+        rt.attention(nested, nested, nested)
+    with pytest.raises(ringspan.Unsupported, match="layout torch.sparse_coo"):
+        rt.attention(X.to_sparse(), X, X)
+
+
 def test_errors_are_python_errors_too():
     assert issubclass(ringspan.InvalidArgument, ValueError)
     assert issubclass(ringspan.Unsupported, NotImplementedError)

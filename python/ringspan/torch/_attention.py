@@ -58,12 +58,21 @@ def _refuse_unknown(unknown):
         raise UnknownArgument(f"attention() has no argument '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
 
 
+def _check_kind(name, t):
+    if hasattr(t, "to_local"):
+        raise Unsupported(f"{name} is a DTensor; pass this rank's part, {name}.to_local(), and group= the mesh's dimension")
+    if t.layout is not torch.strided:
+        raise Unsupported(f"{name} has layout {t.layout}; dense tensors are supported, packed documents by cu_seqlens=")
+
+
 def _check_tensors(q, k, v, layout):
     if layout not in LAYOUTS:
         raise InvalidArgument(f"layout ({layout!r}) must be one of {', '.join(LAYOUTS)}")
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
             raise InvalidArgument(f"{name} ({type(t).__name__}) must be a torch.Tensor; for NumPy arrays use ringspan.attention")
+        if not torch.compiler.is_compiling():
+            _check_kind(name, t)
         if t.device.type not in ("cpu", "meta"):
             raise Unsupported(f"{name} is on {t.device}; ringspan computes on CPU tensors, so move it with {name}.cpu()")
         if t.dim() != len(layout):
