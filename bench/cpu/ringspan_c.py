@@ -47,12 +47,17 @@ def tensor(x):
 class Attention:
     """One rank's attention over (batch, tokens, heads, head_dim) tensors; outputs are allocated once."""
 
-    def __init__(self, library, q, k, v, pattern, threads, backward, kernel=None, backward_kernel=None):
+    def __init__(self, library, q, k, v, pattern, threads, backward, kernel=None, backward_kernel=None, documents=None):
         self.lib = ctypes.CDLL(library)
         self.lib.ringspan_last_error.restype = c_char_p
         self.problem = Problem(struct_size=sizeof(Problem), batch=q.shape[0], tokens_q=q.shape[1], tokens_k=k.shape[1],
                                heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3], head_dim_v=v.shape[3],
                                dtype=DTYPES[q.dtype], pattern=pattern.encode())
+        if documents is not None:  # the ends of packed documents, from 0
+            self.documents = torch.tensor(documents, dtype=torch.int32)
+            for side in "qk":
+                setattr(self.problem, f"cu_seqlens_{side}", self.documents.data_ptr())
+                setattr(self.problem, f"cu_seqlens_{side}_count", len(documents))
         options = Options(struct_size=sizeof(Options), threads=threads, forward_only=0 if backward else 1,
                           attend_kernel=kernel.encode() if kernel else None,
                           attend_backward_kernel=backward_kernel.encode() if backward_kernel else None)

@@ -3,8 +3,8 @@
 //
 // A float16 is the sum of two bfloat16, its planes (11 = 8 + 3 bits), and a product of sums is a sum of products, so that
 // float16 takes the same path: products of all planes where a score is made (as exact as float32), without the smallest where
-// probabilities are rounded anyway (2^-17 of a float16's 2^-11). A float32 is the sum of three (24 = 8 + 8 + 8 bits): six
-// products, without those below 2^-25.
+// probabilities are rounded anyway (2^-16 where rounding to float16 has 2^-11). A float32 is the sum of three (24 = 8 + 8 + 8
+// bits): six products, without those of at most 2^-23 (2^-26 in the root mean square).
 //
 // Packed forms (u16 words; a plane of one after the other):
 //   left    rows x depth: [rows][stride]; depth padded with zeros to a multiple of 32
@@ -106,7 +106,7 @@ struct AllProducts<2> {
   static constexpr int kCount = 4, kLeft[] = {1, 0, 0, 1}, kRight[] = {1, 1, 0, 0};
 };
 template <>
-struct AllProducts<3> {  // but for those below 2^-25
+struct AllProducts<3> {  // the others: see above
   static constexpr int kCount = 6, kLeft[] = {0, 0, 0, 1, 1, 2}, kRight[] = {2, 1, 0, 0, 1, 0};
 };
 template <int kPlanes>

@@ -1,0 +1,26 @@
+"""What this machine can do: builds and runs peak.cc."""
+
+import json
+import subprocess
+import tempfile
+from pathlib import Path
+
+
+def measure_peaks():
+    """Rates of one thread (see peak.cc), or {} where there is no compiler."""
+    source = Path(__file__).resolve().parent / "peak.cc"
+    with tempfile.TemporaryDirectory() as folder:
+        program = Path(folder) / "peak"
+        try:
+            subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", "-o", str(program), str(source)], check=True)
+        except (OSError, subprocess.CalledProcessError):
+            return {}
+        return json.loads(subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout)
+
+
+def peak_of(peaks, dtype):
+    """GFLOP/s of the fastest way to multiply operands of the type that has one product per element."""
+    best = peaks.get("float32_gflops", 0.0)
+    if dtype == "bfloat16":
+        best = max(best, peaks.get("bfloat16_dot_gflops", 0.0), peaks.get("bfloat16_tile_gflops", 0.0))
+    return best

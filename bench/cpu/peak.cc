@@ -1,0 +1,135 @@
+// What this machine can do, for bench/cpu/compare: float32 multiply-adds, dot products of bfloat16 (in vectors, in AMX tiles)
+// and reading from memory, on one thread. Prints JSON. Built by compare with -march=native.
+#include <cstdint>
+#include <cstdio>
+#include <ctime>
+#include <vector>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+double now() {
+  timespec t{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+  return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
+}
+
+#if defined(__AVX512F__)
+using Vector = __m512;
+#elif defined(__AVX__)
+using Vector = __m256;
+#else
+typedef float Vector __attribute__((vector_size(16)));
+#endif
+
+// The best of five runs of `pass`, which does `work` operations: rate in units of 1e9 per second.
+template <typename Pass>
+double rate(double work, const Pass& pass) {
+  double best = 0.0;
+  for (int repeat = 0; repeat < 5; ++repeat) {
+    const double begin = now();
+    pass();
+    const double here = work / (now() - begin) * 1e-9;
+    if (here > best) best = here;
+  }
+  return best;
+}
+
+// Twelve chains, which hide the latency; each named, so that all stay in registers.
+#define TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#define DECLARE(n) Vector a##n = x * static_cast<float>(n);
+#define KEEP(n) __asm__ volatile("" : "+v"(a##n));
+
+double float32_rate() {
+  constexpr int kSteps = 4'000'000, kWidth = sizeof(Vector) / 4;
+  Vector x{}, y{};
+  x = x + 1.0001F, y = y + 0.5F;
+  TWELVE(DECLARE)
+  return rate(24.0 * kWidth * kSteps, [&] {
+    for (int i = 0; i < kSteps; ++i) {
+#define STEP(n) a##n = a##n * x + y;
+      TWELVE(STEP)
+      TWELVE(KEEP)
+    }
+  });
+}
+
+#if defined(__AVX512BF16__)
+double dot_rate() {
+  constexpr int kSteps = 4'000'000;
+  Vector x{};
+  x = x + 1.0F;
+  const __m512bh pairs = (__m512bh)_mm512_set1_epi16(0x3f80);
+  TWELVE(DECLARE)
+  return rate(12.0 * 64 * kSteps, [&] {
+    for (int i = 0; i < kSteps; ++i) {
+#define DOT(n) a##n = _mm512_dpbf16_ps(a##n, pairs, pairs);
+      TWELVE(DOT)
+      TWELVE(KEEP)
+    }
+  });
+}
+#endif
+
+#if defined(__AMX_BF16__) && defined(__linux__)
+alignas(64) constexpr std::uint8_t kTiles[64] = {1, 0,  0, 0,  0, 0,  0, 0,  0, 0,  0,  0,  0,  0,  0,  0,  64, 0, 64,
+                                                 0, 64, 0, 64, 0, 64, 0, 64, 0, 64, 0,  64, 0,  0,  0,  0,  0,  0, 0,
+                                                 0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  16, 16, 16, 16, 16, 16, 16, 16};
+
+double tile_rate() {
+  if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return 0.0;
+  constexpr int kSteps = 2'000'000;
+  static const std::uint16_t operands[4 * 512] = {};
+  _tile_loadconfig(kTiles);
+  _tile_zero(0);
+  _tile_zero(1);
+  _tile_zero(2);
+  _tile_zero(3);
+  const double result = rate(4.0 * 16 * 16 * 32 * 2 * kSteps, [&] {
+    for (int i = 0; i < kSteps; ++i) {
+      _tile_loadd(4, operands, 64);
+      _tile_loadd(5, operands + 512, 64);
+      _tile_loadd(6, operands + 1024, 64);
+      _tile_loadd(7, operands + 1536, 64);
+      _tile_dpbf16ps(0, 4, 6);
+      _tile_dpbf16ps(1, 4, 7);
+      _tile_dpbf16ps(2, 5, 6);
+      _tile_dpbf16ps(3, 5, 7);
+    }
+  });
+  _tile_release();
+  return result;
+}
+#endif
+
+double read_rate() {
+  const std::vector<float> memory(std::size_t{1} << 28, 1.0F);  // 1 GiB: beyond every cache
+  constexpr std::size_t kWidth = sizeof(Vector) / 4;
+  return rate(4.0 * static_cast<double>(memory.size()), [&] {
+    Vector sum[4] = {};
+    for (std::size_t i = 0; i + 4 * kWidth <= memory.size(); i += 4 * kWidth) {
+      for (std::size_t n = 0; n < 4; ++n) sum[n] += *reinterpret_cast<const Vector*>(memory.data() + i + n * kWidth);
+    }
+    __asm__ volatile("" ::"v"(sum[0]), "v"(sum[1]), "v"(sum[2]), "v"(sum[3]));
+  });
+}
+
+}  // namespace
+
+int main() {
+  std::printf("{\"float32_gflops\": %.1f", float32_rate());
+#if defined(__AVX512BF16__)
+  std::printf(", \"bfloat16_dot_gflops\": %.1f", dot_rate());
+#endif
+#if defined(__AMX_BF16__) && defined(__linux__)
+  std::printf(", \"bfloat16_tile_gflops\": %.1f", tile_rate());
+#endif
+  std::printf(", \"read_gbytes_per_second\": %.1f}\n", read_rate());
+  return 0;
+}
