@@ -10,12 +10,35 @@ scores is no mask. A query that sees no key gives 0. With `group`, tensors are t
 import torch
 
 from ..errors import InvalidArgument, Unsupported
-from ._call import attend
+from ._call import attend, together
 from ._masks import attend_parts, lower_mask
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *,
                                  group=None, sharding="zigzag", strategy="auto"):  # fmt: skip
+    with together(group):
+        _check(query, key, value, attn_mask, is_causal, enable_gqa)
+        mask = None if attn_mask is None else _boolean(attn_mask, query)
+    lead = query.shape[:-3]
+    q, k, v = (t.reshape(-1, *t.shape[-3:]).transpose(1, 2) for t in (query, key, value))
+    arguments = dict(dropout_p=dropout_p, scale=scale, group=group, strategy=strategy)
+    if group is not None:
+        arguments["sharding"] = sharding
+    if mask is None:
+        top_left = is_causal and (group is not None or q.shape[1] != k.shape[1])
+        pattern = "causal@top_left" if top_left else None
+        out = attend(q, k, v, pattern=pattern, causal=is_causal and not top_left, layout="bshd", **arguments)
+    else:
+        with together(group):
+            tokens = (q.shape[1], k.shape[1])
+            if group is not None:
+                tokens, arguments["sharding"] = _whole(mask, q, k, group, sharding)
+            parts = lower_mask(mask, q.shape[0], q.shape[2], *tokens)
+        out = attend_parts(q, k, v, parts, **arguments)
+    return out.transpose(1, 2).reshape(*lead, *out.transpose(1, 2).shape[1:])
+
+
+def _check(query, key, value, attn_mask, is_causal, enable_gqa):
     if is_causal and attn_mask is not None:
         raise InvalidArgument("is_causal=True and attn_mask exclude each other, as in torch; put causality into the mask")
     if not 3 <= query.dim() == key.dim() == value.dim():
@@ -29,30 +52,23 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         )
     if key.shape[-3] != query.shape[-3] and not enable_gqa:
         raise InvalidArgument(f"key has {key.shape[-3]} heads and query {query.shape[-3]}: pass enable_gqa=True for grouped-query attention")
-    lead = query.shape[:-3]
-    q, k, v = (t.reshape(-1, *t.shape[-3:]).transpose(1, 2) for t in (query, key, value))
-    arguments = dict(dropout_p=dropout_p, scale=scale, group=group, strategy=strategy)
-    if group is not None:
-        arguments["sharding"] = sharding
-    if attn_mask is None:
-        top_left = is_causal and (group is not None or q.shape[1] != k.shape[1])
-        pattern = "causal@top_left" if top_left else None
-        out = attend(q, k, v, pattern=pattern, causal=is_causal and not top_left, layout="bshd", **arguments)
-    else:
-        parts = lower_mask(_boolean(attn_mask, query), q.shape[0], q.shape[2], *_tokens(attn_mask, q, k, group))
-        out = attend_parts(q, k, v, parts, **arguments)
-    return out.transpose(1, 2).reshape(*lead, *out.transpose(1, 2).shape[1:])
 
 
-def _tokens(mask, q, k, group):
-    """The numbers of queries and keys that the mask is about."""
-    if group is None:
-        return q.shape[1], k.shape[1]
+def _whole(mask, q, k, group, sharding):
+    """The tokens that a mask over shards is about, and the Sharding by which all ranks check that they hold just these."""
     import torch.distributed as dist
 
-    local = torch.tensor([q.shape[1], k.shape[1]], device=q.device)
-    dist.all_reduce(local, group=group)
-    return tuple(local.tolist())
+    from .._sharding import Sharding
+
+    tokens = mask.shape[-1]
+    if q.shape[1] != k.shape[1] or mask.shape[-2] not in (1, tokens):
+        raise Unsupported(
+            f"a mask of {mask.shape[-2]} x {tokens} over shards of {q.shape[1]} queries and {k.shape[1]} keys: over ranks masks are for "
+            "self-attention, (..., tokens, tokens) or (..., 1, tokens) of all ranks; otherwise use pattern= of ringspan.torch.attention"
+        )
+    if isinstance(sharding, str):
+        sharding = Sharding(sharding, tokens=tokens, ranks=dist.get_world_size(group))
+    return (tokens, tokens), sharding
 
 
 def _boolean(mask, query):

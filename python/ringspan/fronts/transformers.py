@@ -109,9 +109,8 @@ class Front:
         structure = _hf_masks.structure_of(function)
         q_offset, kv_offset = int(q_offset), int(kv_offset)
         if self.group is not None:
-            with together(self.group):
-                self._check_shard(q_length, kv_length, q_offset, structure, function)
-            return self._shard_mask(batch, q_length, structure, attention_mask)
+            problem = self._shard_problem(q_length, kv_length, q_offset, structure, function)
+            return self._shard_mask(batch, q_length, structure, attention_mask, problem)
         keep = None
         if attention_mask is not None:
             keep = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
@@ -126,16 +125,22 @@ class Front:
         return Mask(batch, q_length, kv_length, structure, parts)
 
     @staticmethod
-    def _check_shard(q_length, kv_length, q_offset, structure, function):
+    def _shard_problem(q_length, kv_length, q_offset, structure, function):
         if structure is None:
-            raise Unsupported(f"the mask function {function.__qualname__} is not supported over ranks; causal, sliding-window and bidirectional are")
+            return f"the mask function {function.__qualname__} is not supported over ranks; causal, sliding-window and bidirectional are"
         if q_length != kv_length or q_offset:
-            raise Unsupported(f"{q_length} queries after {q_offset} cached tokens: a KV cache is not supported over ranks; pass use_cache=False")
+            return f"{q_length} queries after {q_offset} cached tokens: a KV cache is not supported over ranks; pass use_cache=False"
+        return None
 
-    def _shard_mask(self, batch, tokens_q, structure, attention_mask):
-        tokens = torch.tensor(tokens_q, device="cpu" if attention_mask is None else attention_mask.device)
-        dist.all_reduce(tokens, group=self.group)
-        self._tokens = int(tokens)
+    def _shard_mask(self, batch, tokens_q, structure, attention_mask, problem):
+        """Collective: the ranks learn the number of all tokens, and whether one of them has a problem."""
+        told = torch.tensor([tokens_q, problem is not None, attention_mask is not None])
+        dist.all_reduce(told, group=self.group)
+        self._tokens, problems, masks = told.tolist()
+        if problems:
+            raise Unsupported(problem or "another rank cannot make its mask, and says why")
+        if masks not in (0, dist.get_world_size(self.group)):
+            raise InvalidArgument(f"{masks} of {dist.get_world_size(self.group)} ranks have an attention_mask; give it to all of them or none")
         parts = None
         if attention_mask is not None:
             keep = self.sharding().unshard(attention_mask.to(torch.uint8), group=self.group).to(torch.bool)

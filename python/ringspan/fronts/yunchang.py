@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InvalidArgument, Unsupported
-from ._call import attend, refuse, unpack, window_of, world_group
+from ._call import attend, refuse, together, unpack, window_of, world_group
 
 
 class AttnType(enum.Enum):
@@ -139,10 +139,11 @@ class LongContextAttention(torch.nn.Module):
     def forward(self, query, key, value, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                 alibi_slopes=None, deterministic=False, return_attn_probs=False, *args):  # fmt: skip
         """Returns the output alone, as yunchang does whatever return_attn_probs says."""
-        _check(AttnType.FA, None, args)
-        return attend(query, key, value, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                      softcap=softcap, alibi_slopes=alibi_slopes, group=self.sp_pg,
-                      sharding=hybrid_sharding(self.kind, *self.layout, query.shape[1]), layout="bshd")  # fmt: skip
+        with together(self.sp_pg):
+            _check(AttnType.FA, None, args)
+            window, sharding = window_of(window_size), hybrid_sharding(self.kind, *self.layout, query.shape[1])
+        return attend(query, key, value, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
+                      alibi_slopes=alibi_slopes, group=self.sp_pg, sharding=sharding, layout="bshd")  # fmt: skip
 
 
 class LongContextAttentionQKVPacked(LongContextAttention):

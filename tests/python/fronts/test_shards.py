@@ -7,6 +7,7 @@ import torch.distributed as dist
 
 import dense
 import worlds
+from ringspan import Error
 from ringspan.fronts import dilated, flash_attn, sdpa, torchscale
 from ringspan.torch import Sharding
 
@@ -43,6 +44,13 @@ def everything(rank, p):
     out = sdpa.scaled_dot_product_attention(*local, is_causal=True, enable_gqa=True, group=group).transpose(1, 2)
     expected, _ = dense.attention(*doubles, dense.band(N, N, causal=True))
     compare("sdpa, causal", out, (q, k, v), doubles, expected, sharding, rank)
+
+    try:  # a wrong argument of one rank is an error of all
+        sdpa.scaled_dot_product_attention(*local, mask.float() if rank == 1 else mask, enable_gqa=rank != 1, group=group)
+    except Error as error:
+        assert "enable_gqa=True" in str(error), error
+    else:
+        raise AssertionError("must be refused")
 
     # The same module with and without ranks; that without is compared with float64 in test_dilated.py and test_torchscale.py.
     (x,) = dense.tensors((2, N, 40))

@@ -25,7 +25,7 @@ def make(kind, attention, **more):
     name = {"llama": "Llama", "qwen2": "Qwen2", "qwen3": "Qwen3", "mistral": "Mistral", "gemma2": "Gemma2", "gpt_oss": "GptOss"}[kind]
     if kind in ("qwen3", "gemma2", "gpt_oss"):
         more["head_dim"] = 8
-    config = getattr(transformers, f"{name}Config")(**SMALL, **more)
+    config = getattr(transformers, f"{name}Config")(**{**SMALL, **more})
     return transformers.AutoModelForCausalLM.from_config(config, attn_implementation=attention)
 
 
@@ -127,7 +127,7 @@ def test_other_families(name, config):
 @pytest.mark.parametrize("padded, fullgraph", [(True, False), (False, True)])
 def test_compile(padded, fullgraph):
     """One graph where the mask is plainly causal; otherwise it breaks around the mask."""
-    ours, theirs = pair("llama")
+    ours, theirs = pair("llama", num_hidden_layers=1)
     keep = torch.ones(B, N, dtype=torch.long)
     if padded:
         keep[0, -6:] = 0
@@ -278,12 +278,21 @@ def wrong_positions(rank, p):
     model = make("llama", "sdpa")
     front.register(group=dist.group.WORLD, sharding="contiguous")
     model.set_attn_implementation("ringspan")
+    must_fail("position_ids are not the positions", model, text(n=8), use_cache=False)  # on rank 0 too, where they are right by chance
+    keep = torch.ones(B, 8, dtype=torch.long) if rank == 0 else None
+    must_fail("1 of 2 ranks have an attention_mask", model, text(n=8), attention_mask=keep)
+    positions = torch.arange(8)[None] + 8 * rank
+    cache = model(text(n=8), position_ids=positions).past_key_values
+    must_fail("KV cache is not supported over ranks", model, text(n=1), past_key_values=cache)
+
+
+def must_fail(message, model, *arguments, **named):
     try:
-        model(text(n=8), use_cache=False)
+        model(*arguments, **named)
     except Exception as error:
-        assert "position_ids are not the positions" in str(error), error  # on rank 0 too, where they are right by chance
+        assert message in str(error), error
     else:
-        raise AssertionError(f"rank {rank}: must be refused")
+        raise AssertionError(f"{message}: must be refused")
 
 
 def substituted(rank, p):
