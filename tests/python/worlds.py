@@ -36,13 +36,16 @@ def _main(rank, ranks, port, results, body, args):
         dist.init_process_group("gloo")
         value = body(rank, ranks, *args)
         results.put((rank, "value", pickle.dumps(value)))
+        succeeded = True
     except BaseException as error:
         text = "".join(traceback.format_exception(error))
         results.put((rank, "error", pickle.dumps((type(error).__name__, str(error), text))))
+        succeeded = False
     results.close()
     results.join_thread()
     try:
-        dist.barrier()  # nobody leaves while others still need it, but for tests of just that
+        if succeeded:
+            dist.barrier()  # nobody leaves while others still need it; where one failed the others shall notice
     except RuntimeError:
         pass
     os._exit(0)  # threads of gloo may wait for ranks that failed
@@ -73,7 +76,8 @@ def try_ranks(ranks, body, *args, timeout=120.0, missing=()):
             outcomes[rank] = (kind, pickle.loads(value))
             awaited.discard(rank)
         if awaited:
-            raise RankFailed(f"ranks {sorted(awaited)} of {ranks} still run after {timeout} s")
+            told = "".join(f"\nrank {r}: {value[2]}" for r, (kind, value) in enumerate(outcomes) if kind == "error")
+            raise RankFailed(f"ranks {sorted(awaited)} of {ranks} still run after {timeout} s{told}")
     finally:
         for process in processes:
             if process.pid is not None:
