@@ -1,5 +1,6 @@
 // The lists of kernels and the choice among them.
 #if defined(__x86_64__) && defined(__linux__)
+#include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -30,8 +31,12 @@ bool machine_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && m
 bool machine_has_amx() {
 #if defined(__linux__)
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  static const bool has = __builtin_cpu_supports("amx-tile") && __builtin_cpu_supports("amx-bf16") &&
-                          machine_has_avx512bf16() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  static const bool has = [] {
+    constexpr unsigned kAmxBf16 = 1U << 22, kAmxTile = 1U << 24;  // of leaf 7; not every compiler knows their names
+    unsigned a = 0, b = 0, c = 0, d = 0;
+    if (__get_cpuid_count(7, 0, &a, &b, &c, &d) == 0 || (d & kAmxBf16) == 0 || (d & kAmxTile) == 0) return false;
+    return machine_has_avx512bf16() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  }();
   return has;
 #else
   return false;
