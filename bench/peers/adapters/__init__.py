@@ -1,0 +1,1 @@
+"""One module per way of calling a peer: class Peer(Adapter)."""

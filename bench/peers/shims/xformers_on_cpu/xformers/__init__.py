@@ -1,0 +1,1 @@
+"""Stands in for xformers, whose memory-efficient attention is for GPUs."""
