@@ -274,7 +274,8 @@ TEST_P(AttendBackwardTest, CallsProgressWhileItComputes) {
   EXPECT_GT(calls, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Kernels, AttendBackwardTest, ::testing::ValuesIn(runnable(attend_backward_kernels())), kernel_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, AttendBackwardTest, ::testing::ValuesIn(runnable(RINGSPAN_TEST_ATTEND_BACKWARD_KERNELS)),
+                         kernel_name);
 
 }  // namespace
 }  // namespace ringspan::kernels::testing

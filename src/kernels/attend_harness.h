@@ -14,6 +14,14 @@
 #include "kernels/attend_dense.h"
 #include "kernels/attend_world.h"
 
+// The lists that attend_test.cc and attend_gradient_test.cc test: a program that includes these files may name others before.
+#if !defined(RINGSPAN_TEST_ATTEND_KERNELS)
+#define RINGSPAN_TEST_ATTEND_KERNELS attend_kernels()
+#endif
+#if !defined(RINGSPAN_TEST_ATTEND_BACKWARD_KERNELS)
+#define RINGSPAN_TEST_ATTEND_BACKWARD_KERNELS attend_backward_kernels()
+#endif
+
 namespace ringspan::kernels::testing {
 
 inline DType dtype_of(const AttendKernel& kernel) {

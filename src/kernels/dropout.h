@@ -10,7 +10,40 @@
 
 namespace ringspan::kernels {
 
-std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter, std::array<std::uint32_t, 2> key);
+using PhiloxBlock = std::array<std::uint32_t, 4>;
+using PhiloxKey = std::array<std::uint32_t, 2>;
+
+constexpr std::uint32_t low_word(std::uint64_t value) { return static_cast<std::uint32_t>(value); }
+constexpr std::uint32_t high_word(std::uint64_t value) { return static_cast<std::uint32_t>(value >> 32); }
+
+constexpr PhiloxBlock philox4x32(PhiloxBlock counter, PhiloxKey key) {
+  for (int round = 0; round < 10; ++round) {
+    const std::uint64_t a = std::uint64_t{0xD2511F53U} * counter[0];
+    const std::uint64_t b = std::uint64_t{0xCD9E8D57U} * counter[2];
+    counter = {high_word(b) ^ counter[1] ^ key[0], low_word(b), high_word(a) ^ counter[3] ^ key[1], low_word(a)};
+    key[0] += 0x9E3779B9U;
+    key[1] += 0xBB67AE85U;
+  }
+  return counter;
+}
+
+constexpr PhiloxKey dropout_key(std::uint64_t seed, std::int64_t batch, std::int64_t head, int state) {
+  const auto item = static_cast<std::uint64_t>(batch);
+  const PhiloxBlock block =
+      philox4x32({low_word(item), high_word(item), static_cast<std::uint32_t>(head), static_cast<std::uint32_t>(state)},
+                 {low_word(seed), high_word(seed)});
+  return {block[0], block[1]};
+}
+
+// The block that decides about query i and the keys 4 floor(j / 4) to 4 floor(j / 4) + 3.
+constexpr PhiloxBlock dropout_block(std::int64_t i, std::int64_t j, PhiloxKey key) {
+  const auto row = static_cast<std::uint64_t>(i);
+  const auto quad = static_cast<std::uint64_t>(j >> 2);
+  return philox4x32({low_word(quad), high_word(quad), low_word(row), high_word(row)}, key);
+}
+
+// A pair is dropped where its word is below this; dropout <= 1 - 2^-24.
+std::uint32_t dropout_threshold(float dropout);
 
 class DropoutRow {
  public:
@@ -23,7 +56,7 @@ class DropoutRow {
                std::int64_t stride) const;
 
  private:
-  std::array<std::uint32_t, 2> key_;
+  PhiloxKey key_;
   std::uint32_t threshold_;
 };
 

@@ -14,20 +14,20 @@ struct Storage;
 template <>
 struct Storage<DType::float32> {
   using Type = float;
-  static float load(float value) { return value; }
-  static float store(float value) { return value; }
+  static constexpr float load(float value) { return value; }
+  static constexpr float store(float value) { return value; }
 };
 template <>
 struct Storage<DType::bfloat16> {
   using Type = std::uint16_t;
-  static float load(std::uint16_t value) { return bfloat16_to_float(value); }
-  static std::uint16_t store(float value) { return float_to_bfloat16(value); }
+  static constexpr float load(std::uint16_t value) { return bfloat16_to_float(value); }
+  static constexpr std::uint16_t store(float value) { return float_to_bfloat16(value); }
 };
 template <>
 struct Storage<DType::float16> {
   using Type = std::uint16_t;
-  static float load(std::uint16_t value) { return float16_to_float(value); }
-  static std::uint16_t store(float value) { return float_to_float16(value); }
+  static constexpr float load(std::uint16_t value) { return float16_to_float(value); }
+  static constexpr std::uint16_t store(float value) { return float_to_float16(value); }
 };
 
 }  // namespace ringspan::kernels

@@ -16,20 +16,20 @@ namespace ringspan::kernels {
 struct IndexRange {
   std::int64_t begin = 0;
   std::int64_t end = 0;
-  bool empty() const { return begin >= end; }
-  std::int64_t size() const { return end - begin; }
+  constexpr bool empty() const { return begin >= end; }
+  constexpr std::int64_t size() const { return end - begin; }
 };
 
-inline std::int64_t floor_div(std::int64_t a, std::int64_t b) {  // b > 0
+constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {  // b > 0
   const std::int64_t quotient = a / b;
   return quotient - (a % b < 0 ? 1 : 0);
 }
 
-inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
+constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
 
 // Indices c in [0, count) with low <= first + c * step <= high.
-inline IndexRange indices_between(std::int64_t first, std::int64_t step, std::int64_t count, std::int64_t low,
-                                  std::int64_t high) {
+constexpr IndexRange indices_between(std::int64_t first, std::int64_t step, std::int64_t count, std::int64_t low,
+                                     std::int64_t high) {
   if (step < 1) step = 1;  // of a progression with one element at most
   IndexRange range{low - first, high - first + 1};
   if (step != 1) range = {ceil_div(range.begin, step), ceil_div(range.end, step)};
@@ -40,13 +40,13 @@ inline IndexRange indices_between(std::int64_t first, std::int64_t step, std::in
 }
 
 // The keys (indices into k) that query index `row` sees. Its ends never decrease as row grows, while it is not empty.
-inline IndexRange keys_of_row(const AttendTask& task, std::int64_t row) {
+constexpr IndexRange keys_of_row(const AttendTask& task, std::int64_t row) {
   const std::int64_t i = task.q_first + row * task.q_step;
   return indices_between(task.k_first, task.k_step, task.k_count, i + task.lo, i + task.hi);
 }
 
 // The queries (indices into q) of positions [first, last] that may see a key of [keys.begin, keys.end).
-inline IndexRange rows_of_keys(const AttendTask& task, IndexRange keys, std::int64_t first, std::int64_t last) {
+constexpr IndexRange rows_of_keys(const AttendTask& task, IndexRange keys, std::int64_t first, std::int64_t last) {
   const std::int64_t low = task.k_first + keys.begin * task.k_step - task.hi;
   const std::int64_t high = task.k_first + (keys.end - 1) * task.k_step - task.lo;
   return indices_between(task.q_first, task.q_step, task.q_count, low > first ? low : first, high < last ? high : last);
@@ -80,7 +80,7 @@ template <typename T>
 T* row_of(const KeyRows& rows, std::int64_t batch, std::int64_t head_index, std::int64_t row = 0) {
   return static_cast<T*>(rows.data) + batch * rows.batch_stride + head_index * rows.head_stride + row * rows.row_stride;
 }
-inline std::int64_t kv_index(const AttendTask& task, std::int64_t kv_head) {
+constexpr std::int64_t kv_index(const AttendTask& task, std::int64_t kv_head) {
   const std::int64_t step = task.kv_head_step < 1 ? 1 : task.kv_head_step;
   return (kv_head - task.kv_head_first) / step;
 }

@@ -2,7 +2,7 @@
 
     check_layers.py [ROOT]
 
-Layers, bottom up: base < comm, kernels, pattern < plan < exec < api < tools. A file includes its own layer, lower ones and
+Layers, bottom up: base < comm, kernels, pattern < plan < exec < cuda < api < tools. A file includes its own layer, lower ones and
 public headers (include/ringspan). Beside them stand io (over base) and oracle, which knows public headers and two headers of
 base only, so that it shares no code with what it checks. Public headers include public headers and the standard library, and name no type of CUDA,
 MPI or NCCL. Headers of the layers stay light: no fmt, nlohmann, CLI11, GoogleTest or benchmark. Test code, *_test.cc,
@@ -13,7 +13,7 @@ import re
 import sys
 from pathlib import Path
 
-LEVELS = {"base": 0, "comm": 1, "kernels": 1, "pattern": 1, "io": 1, "plan": 2, "exec": 3, "api": 4}
+LEVELS = {"base": 0, "comm": 1, "kernels": 1, "pattern": 1, "io": 1, "plan": 2, "exec": 3, "cuda": 4, "api": 5}
 ORACLE_MAY = {"base/check.h", "base/float16.h"}  # the first computes nothing, the second is tested exhaustively by itself
 TEST_CODE = ("_test.cc", "_bench.cc", "_harness.h")
 OUTSIDE_LIBRARY = {"io", "oracle"}  # no layer of the library may include these

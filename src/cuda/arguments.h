@@ -1,0 +1,29 @@
+// What a launch passes to its blocks: plain values and pointers into the memory of the device.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/attend.h"
+#include "kernels/rowwise.h"
+
+namespace ringspan::cuda {
+
+// Tasks over the same rows (queries, or keys for dk and dv), which one block after the other takes in for its own rows.
+// Blocks [first_block, first_block + batch x heads x tiles) belong to it, the tile running fastest.
+struct Group {
+  std::int64_t first_block = 0;
+  std::int64_t tiles = 0;
+  std::int64_t heads = 0;  // query heads of the tasks, or kv heads between the first and the last
+  std::int64_t first_task = 0;
+  std::int64_t task_count = 0;
+};
+
+struct AttendArguments {
+  kernels::AttendParams params;
+  std::uint32_t dropout_threshold = 0;
+  const kernels::AttendTask* tasks = nullptr;  // in the order of the groups
+  const Group* groups = nullptr;
+  std::int64_t group_count = 0;
+};
+
+}  // namespace ringspan::cuda

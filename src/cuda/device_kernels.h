@@ -1,0 +1,80 @@
+// The block programs as CUDA kernels, and how they are launched. For nvcc only; one .cu file per dtype and direction includes
+// it, so that they compile side by side.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include "cuda/attend_block.h"
+#include "cuda/device_machine.h"
+#include "cuda/gradient_block.h"
+#include "cuda/tile_policy.h"
+
+namespace ringspan::cuda {
+
+template <typename P>
+__global__ void __launch_bounds__(P::kThreads) attend_kernel(const __grid_constant__ AttendArguments arguments) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  CudaMachine<P::kThreads> machine;
+  AttendBlock<P, CudaMachine<P::kThreads>>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
+}
+
+template <typename P, Gradient kGradient>
+__global__ void __launch_bounds__(P::kThreads) gradient_kernel(const __grid_constant__ AttendArguments arguments) {
+  extern __shared__ __align__(16) unsigned char shared[];
+  CudaMachine<P::kThreads> machine;
+  GradientBlock<P, CudaMachine<P::kThreads>, kGradient>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
+}
+
+template <typename Kernel>
+cudaError_t launch_blocks(Kernel* kernel, const AttendArguments& arguments, std::int64_t blocks, int threads, int shared_bytes,
+                          cudaStream_t stream) {
+  // Beyond 48 KiB a kernel has to ask, once per device; asking again costs about a microsecond.
+  const cudaError_t status =
+      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
+  if (status != cudaSuccess) return status;
+  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), static_cast<std::size_t>(shared_bytes), stream>>>(
+      arguments);
+  return cudaGetLastError();
+}
+
+template <typename P>
+cudaError_t launch_attend_policy(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
+  return launch_blocks(&attend_kernel<P>, arguments, blocks, P::kThreads, P::kForwardBytes, stream);
+}
+
+template <typename P>
+cudaError_t launch_gradient_policy(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
+                                   cudaStream_t stream) {
+  const auto launch = [&](auto* kernel) {
+    return launch_blocks(kernel, arguments, blocks, P::kThreads, P::kBackwardBytes, stream);
+  };
+  if (gradient == Gradient::dq) return launch(&gradient_kernel<P, Gradient::dq>);
+  if constexpr (P::kFuseKeyGradients) {
+    if (gradient == Gradient::dk_dv) return launch(&gradient_kernel<P, Gradient::dk_dv>);
+  } else {
+    if (gradient == Gradient::dk) return launch(&gradient_kernel<P, Gradient::dk>);
+    if (gradient == Gradient::dv) return launch(&gradient_kernel<P, Gradient::dv>);
+  }
+  return cudaErrorInvalidValue;
+}
+
+// Calls launch(TilePolicy{}) with the policy for one dtype.
+template <DType kType, typename Launch>
+cudaError_t with_dim(const kernels::AttendShape& shape, Launch&& launch) {
+  switch (padded_dim(shape.head_dim, shape.head_dim_v)) {
+    case 64:
+      return launch(TilePolicy<kType, 64>{});
+    case 128:
+      return launch(TilePolicy<kType, 128>{});
+    default:
+      return launch(TilePolicy<kType, 256>{});
+  }
+}
+
+template <DType kType>
+cudaError_t launch_attend_typed(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream);
+template <DType kType>
+cudaError_t launch_gradient_typed(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
+                                  cudaStream_t stream);
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,98 @@
+// CudaMachine: the block of threads that runs the program; see machine.h. For nvcc only.
+#pragma once
+
+#include "cuda/machine.h"
+
+namespace ringspan::cuda {
+
+template <int kBlockThreads>
+class CudaMachine {
+ public:
+  static constexpr int kThreads = kBlockThreads;
+
+  template <typename T, int kCount>
+  struct Registers {
+    __device__ __forceinline__ T (&operator[](int))[kCount] { return values; }
+    T values[kCount];
+  };
+
+  template <DType kType>
+  static __device__ __forceinline__ std::uint32_t pack(float low, float high) {
+    std::uint32_t pair;
+    if constexpr (kType == DType::bfloat16) {
+      asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    } else {
+      asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(pair) : "f"(high), "f"(low));
+    }
+    return pair;
+  }
+  template <DType kType>
+  static __device__ __forceinline__ float exp(float x) {
+    if constexpr (kType == DType::float32) return expf(x);
+    return __expf(x);
+  }
+
+  template <typename Body>
+  __device__ __forceinline__ void each(Body&& body) {
+    body(static_cast<int>(threadIdx.x));
+  }
+  __device__ __forceinline__ void sync() { __syncthreads(); }
+  __device__ __forceinline__ bool sync_any(Registers<int, 1>& flags) { return __syncthreads_or(flags.values[0]) != 0; }
+
+  template <bool kTranspose, typename Address>
+  __device__ __forceinline__ void load_matrix(Registers<std::uint32_t, 4>& out, Address&& at) {
+    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at(static_cast<int>(threadIdx.x))));
+    std::uint32_t(&r)[4] = out.values;
+    if constexpr (kTranspose) {
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                   : "r"(address)
+                   : "memory");
+    } else {
+      asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                   : "r"(address)
+                   : "memory");
+    }
+  }
+
+  template <DType kType, int kCount>
+  __device__ __forceinline__ void mma(Registers<float, kCount>& c, int tile, Registers<std::uint32_t, 4>& a,
+                                      Registers<std::uint32_t, 4>& b_pair, int half) {
+    float* d = c.values + tile * 4;
+    const std::uint32_t(&r)[4] = a.values;
+    const std::uint32_t* b = b_pair.values + half * 2;
+    if constexpr (kType == DType::bfloat16) {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(b[0]), "r"(b[1]));
+    } else {
+      asm volatile(
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+          "{%0, %1, %2, %3};"
+          : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+          : "r"(r[0]), "r"(r[1]), "r"(r[2]), "r"(r[3]), "r"(b[0]), "r"(b[1]));
+    }
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void quad_max(Registers<float, kCount>& r) {
+#pragma unroll
+    for (int mask = 1; mask <= 2; mask *= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) r.values[i] = fmaxf(r.values[i], __shfl_xor_sync(0xffffffffU, r.values[i], mask));
+    }
+  }
+  template <int kCount>
+  __device__ __forceinline__ void quad_sum(Registers<float, kCount>& r) {
+#pragma unroll
+    for (int mask = 1; mask <= 2; mask *= 2) {
+#pragma unroll
+      for (int i = 0; i < kCount; ++i) r.values[i] += __shfl_xor_sync(0xffffffffU, r.values[i], mask);
+    }
+  }
+};
+
+}  // namespace ringspan::cuda

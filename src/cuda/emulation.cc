@@ -1,0 +1,127 @@
+#include "cuda/emulation.h"
+
+#include <memory>
+#include <new>
+#include <vector>
+
+#include "cuda/attend_block.h"
+#include "cuda/emulated_machine.h"
+#include "cuda/gradient_block.h"
+#include "cuda/schedule.h"
+#include "cuda/select.h"
+#include "kernels/dropout.h"
+#include "kernels/reference.h"
+
+namespace ringspan::cuda {
+namespace {
+
+// One block on memory of its own, shared memory full of NaN.
+template <template <typename, typename> typename Block, typename P>
+void run_block(const AttendArguments& arguments, std::int64_t block, int shared_bytes) {
+  using Machine = EmulatedMachine<P::kThreads>;
+  std::vector<Chunk> shared(static_cast<std::size_t>(shared_bytes + 15) / 16, Chunk{{~0U, ~0U, ~0U, ~0U}});
+  Machine machine;
+  const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, reinterpret_cast<unsigned char*>(shared.data()));
+  program->run(block);
+}
+
+template <typename P, typename M>
+using DqBlock = GradientBlock<P, M, Gradient::dq>;
+template <typename P, typename M>
+using DkDvBlock = GradientBlock<P, M, Gradient::dk_dv>;
+template <typename P, typename M>
+using DkBlock = GradientBlock<P, M, Gradient::dk>;
+template <typename P, typename M>
+using DvBlock = GradientBlock<P, M, Gradient::dv>;
+
+template <typename P>
+void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t block) {
+  if (gradient == Gradient::dq) return run_block<DqBlock, P>(arguments, block, P::kBackwardBytes);
+  if constexpr (P::kFuseKeyGradients) {
+    run_block<DkDvBlock, P>(arguments, block, P::kBackwardBytes);
+  } else {
+    if (gradient == Gradient::dk) run_block<DkBlock, P>(arguments, block, P::kBackwardBytes);
+    if (gradient == Gradient::dv) run_block<DvBlock, P>(arguments, block, P::kBackwardBytes);
+  }
+}
+
+// Calls launch(arguments, blocks) for every wave.
+template <typename Launch>
+void for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner, Launch&& launch) {
+  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_rows(params.shape));
+  std::vector<kernels::AttendTask> ordered;
+  for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
+  for (const Wave& wave : schedule.waves) {
+    AttendArguments arguments;
+    arguments.params = params;
+    arguments.dropout_threshold = kernels::dropout_threshold(params.dropout);
+    arguments.tasks = ordered.data();
+    arguments.groups = schedule.groups.data() + wave.first;
+    arguments.group_count = wave.count;
+    launch(arguments, wave.blocks);
+  }
+}
+
+void run_attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
+                const kernels::Context& context) {
+  for_waves(params, tasks, Owner::state, [&](const AttendArguments& arguments, std::int64_t blocks) {
+    emulate_attend(arguments, blocks, context.pool, context.progress);
+  });
+}
+
+void run_attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
+                         const kernels::Context& context) {
+  const auto launch = [&](Gradient gradient) {
+    return [&context, gradient](const AttendArguments& arguments, std::int64_t blocks) {
+      emulate_gradient(gradient, arguments, blocks, context.pool, context.progress);
+    };
+  };
+  for_waves(params, tasks, Owner::query_gradients, launch(Gradient::dq));
+  if (fuses_key_gradients(params.shape)) return for_waves(params, tasks, Owner::key_gradients, launch(Gradient::dk_dv));
+  for_waves(params, tasks, Owner::key_gradients, launch(Gradient::dk));
+  for_waves(params, tasks, Owner::key_gradients, launch(Gradient::dv));
+}
+
+template <DType kType>
+bool supports(const kernels::AttendShape& shape) {
+  return shape.dtype == kType && is_supported(shape);
+}
+
+constexpr kernels::AttendKernel kForward[] = {
+    {"attend_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend},
+    {"attend_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend},
+    {"attend_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend},
+};
+constexpr kernels::AttendKernel kBackward[] = {
+    {"attend_backward_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend_backward},
+    {"attend_backward_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend_backward},
+    {"attend_backward_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend_backward},
+};
+
+}  // namespace
+
+void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, ThreadPool& pool, FunctionRef<void()> progress) {
+  pool.parallel_for(
+      blocks,
+      [&](std::int64_t block, int) {
+        with_policy(arguments.params.shape, [&](auto policy) {
+          run_block<AttendBlock, decltype(policy)>(arguments, block, decltype(policy)::kForwardBytes);
+        });
+      },
+      progress);
+}
+
+void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks, ThreadPool& pool,
+                      FunctionRef<void()> progress) {
+  pool.parallel_for(
+      blocks,
+      [&](std::int64_t block, int) {
+        with_policy(arguments.params.shape, [&](auto policy) { run_gradient<decltype(policy)>(gradient, arguments, block); });
+      },
+      progress);
+}
+
+std::span<const kernels::AttendKernel> emulated_attend_kernels() { return kForward; }
+std::span<const kernels::AttendKernel> emulated_attend_backward_kernels() { return kBackward; }
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,50 @@
+// The tile machine: what a block of threads is to the block programs of this folder. A program is written once and runs on
+// two machines: CudaMachine (device_machine.h) is the block itself, EmulatedMachine (emulated_machine.h) runs all threads of
+// a block in lockstep on a CPU, with the fragment layouts of the PTX ISA, so that what is tested without a GPU is the program
+// that a GPU runs.
+//
+// A machine M has
+//   kThreads                   threads of the block, a multiple of 32
+//   Registers<T, N>            N values of every thread; r[thread] is that thread's T[N]
+//   each(f)                    f(thread) for every thread. A thread sees what others wrote to shared memory in an earlier
+//                              each() only after sync()
+//   sync(), sync_any(r)        barrier; the second returns, to all, whether any thread's r[thread][0] is not 0
+//   load_matrix<kTranspose>(out, at)   ldmatrix .x4: four 8 x 8 matrices of 16-bit elements; thread i of a warp gives, as
+//                              at(thread), the address of row i % 8 of matrix i / 8 (16 bytes, aligned)
+//   mma<kType>(c, j, a, b, i)  C += A B, m16n8k16, 16-bit operands, float32 sums: C is c[thread][4 j .. 4 j + 3], A is a, B is
+//                              b[thread][2 i .. 2 i + 1]
+//   pack<kType>(low, high)     two floats rounded to 16 bits; exp<kType>(x), as exact as results of that type need
+//   quad_max(r), quad_sum(r)   over the four threads that hold one row of a C fragment, for every element of r
+// All but each() are called by the whole block at once: control flow around them must be the same for all threads.
+//
+// Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"), g = lane / 4, t = lane % 4:
+//   C   c0 c1: row g, columns 2t, 2t + 1;   c2 c3: row g + 8
+//   A   a0: row g, columns 2t, 2t + 1;   a1: row g + 8;   a2, a3: the same rows, columns 2t + 8, 2t + 9
+//   B   b0: rows 2t, 2t + 1 of column g;   b1: rows 2t + 8, 2t + 9
+#pragma once
+
+#include <cstdint>
+
+#include "base/float16.h"
+#include "kernels/storage.h"
+
+#if defined(__CUDACC__)
+#define RINGSPAN_DEVICE __device__ __forceinline__
+#define RINGSPAN_DEVICE_CALL static __device__ __noinline__  // seldom taken: not worth its registers in the unrolled loops
+#define RINGSPAN_UNROLL _Pragma("unroll")
+#else
+#define RINGSPAN_DEVICE inline
+#define RINGSPAN_DEVICE_CALL inline
+#define RINGSPAN_UNROLL
+#endif
+
+namespace ringspan::cuda {
+
+// Where a thread's elements of a C fragment are: warp w holds rows 16 w .. 16 w + 15 of the block's tile.
+struct Lane {
+  int row = 0;     // of c0, c1; that of c2, c3 is row + 8
+  int column = 0;  // of c0, c2 in the first n8 tile; c1, c3 are the next one, tile j begins at 8 j
+};
+RINGSPAN_DEVICE Lane lane_of(int thread) { return {thread / 32 * 16 + thread % 32 / 4, thread % 4 * 2}; }
+
+}  // namespace ringspan::cuda

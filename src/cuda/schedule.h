@@ -1,0 +1,52 @@
+// Schedule: how the tasks of one call become launches of blocks that may run in any order.
+//
+// Tasks over the same rows make a group, whose blocks take them in one after the other. Groups that may write the same rows
+// are put into different waves, in list order; a wave is one launch. So the bits depend on the list alone.
+//
+// Pure, on the host. Cost: O(tasks log tasks) and the pairs of tasks whose ranges overlap.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cuda/arguments.h"
+#include "kernels/attend.h"
+#include "kernels/rowwise.h"
+
+namespace ringspan::cuda {
+
+// Which rows the blocks own and write: of the state, of dq, or of dk and dv.
+enum class Owner : std::uint8_t { state, query_gradients, key_gradients };
+
+struct Wave {
+  std::int64_t first = 0;  // groups (attend) or tasks (rows), first in order
+  std::int64_t count = 0;
+  std::int64_t blocks = 0;  // attend only
+};
+
+struct Schedule {
+  std::vector<std::int64_t> order;  // tasks, group after group
+  std::vector<Group> groups;        // first_block counts from the begin of the group's wave
+  std::vector<Wave> waves;
+};
+
+// `tile_rows`: rows of a block.
+Schedule schedule_attend(std::span<const kernels::AttendTask> tasks, Owner owner, int group, int tile_rows);
+
+// What a task touches: bytes [begin, end).
+struct Access {
+  std::int64_t owner = 0;  // index of the task
+  std::uintptr_t begin = 0, end = 0;
+  bool writes = false;
+};
+
+// For each of `count` owners the wave it may run in: one more than the highest of those before it that it must come after
+// (two accesses overlap, one of them writes).
+std::vector<std::int64_t> waves_of(std::vector<Access> accesses, std::int64_t count);
+
+// The rows of each operand of a task, as bytes; `written` has a bit per operand, `widths` elements per row of each.
+void add_accesses(const kernels::RowTask& task, std::int64_t index, unsigned written, std::span<const int> widths,
+                  std::vector<Access>& accesses);
+
+}  // namespace ringspan::cuda

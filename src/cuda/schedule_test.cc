@@ -1,0 +1,135 @@
+#include "cuda/schedule.h"
+
+#include <gtest/gtest.h>
+
+#include <random>
+#include <set>
+#include <tuple>
+
+namespace ringspan::cuda {
+namespace {
+
+using kernels::AttendTask;
+
+AttendTask task(std::int64_t q_first, std::int64_t q_step, std::int64_t q_count, std::int64_t k_first, std::int64_t k_count) {
+  AttendTask t;
+  t.q_first = q_first, t.q_step = q_step, t.q_count = q_count;
+  t.k_first = k_first, t.k_count = k_count;
+  t.lo = -1000000, t.hi = 1000000;
+  return t;
+}
+
+TEST(Schedule, TasksOverTheSameRowsAreOneGroup) {
+  const std::vector<AttendTask> tasks{task(0, 1, 100, 0, 50), task(200, 1, 10, 0, 50), task(0, 1, 100, 50, 50)};
+  const Schedule schedule = schedule_attend(tasks, Owner::state, 1, 64);
+  EXPECT_EQ(schedule.order, (std::vector<std::int64_t>{0, 2, 1}));
+  ASSERT_EQ(schedule.waves.size(), 1U);
+  EXPECT_EQ(schedule.waves[0].blocks, 2 + 1);
+  EXPECT_EQ(schedule.groups[0].task_count, 2);
+  EXPECT_EQ(schedule.groups[1].first_block, 2);
+}
+
+TEST(Schedule, DisjointProgressionsShareAWave) {
+  const std::vector<AttendTask> tasks{task(0, 2, 50, 0, 50), task(1, 2, 50, 0, 50), task(0, 3, 10, 0, 50)};
+  const Schedule schedule = schedule_attend(tasks, Owner::state, 1, 64);
+  ASSERT_EQ(schedule.waves.size(), 2U);
+  EXPECT_EQ(schedule.waves[0].count, 2);
+  EXPECT_EQ(schedule.order.back(), 2);
+}
+
+// Every row of every task is written by one block of each wave at most, tasks that share a row run in list order, and every
+// (task, batch item, head, tile) occurs once. Against brute force.
+TEST(Schedule, RandomListsKeepTheirOrder) {
+  for (std::uint64_t seed = 1; seed <= 300; ++seed) {
+    std::mt19937_64 random(seed);
+    const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
+    const int group = 1 + static_cast<int>(below(3));
+    std::vector<AttendTask> tasks(static_cast<std::size_t>(1 + below(12)));
+    for (AttendTask& t : tasks) {
+      t = task(below(40), 1 + below(4), below(40), below(40), below(40));
+      t.k_step = 1 + below(4);
+      t.batch_first = below(3), t.batch_count = 1 + below(2);
+      t.head_first = below(4), t.head_step = 1 + below(2), t.head_count = 1 + below(3);
+      t.kv_head_first = t.head_first / group;
+      if (below(3) == 0) t.q_first = 0, t.q_step = 1, t.q_count = 30, t.head_first = 0, t.head_step = 1, t.head_count = 4;
+    }
+    for (const Owner owner : {Owner::state, Owner::query_gradients, Owner::key_gradients}) {
+      const Schedule schedule = schedule_attend(tasks, owner, group, 16);
+      using Row = std::tuple<std::int64_t, std::int64_t, std::int64_t>;  // batch item, head, position
+      const auto rows_of = [&](const AttendTask& t) {
+        std::set<Row> rows;
+        for (std::int64_t b = 0; b < t.batch_count; ++b)
+          for (std::int64_t h = 0; h < t.head_count; ++h) {
+            const std::int64_t head = t.head_first + h * t.head_step;
+            const bool keys = owner == Owner::key_gradients;
+            for (std::int64_t r = 0; r < (keys ? t.k_count : t.q_count); ++r) {
+              rows.insert(
+                  {t.batch_first + b, keys ? head / group : head, keys ? t.k_first + r * t.k_step : t.q_first + r * t.q_step});
+            }
+          }
+        return rows;
+      };
+      std::vector<std::pair<std::int64_t, std::int64_t>> place(tasks.size(), {-1, -1});  // wave, index in order
+      std::vector<std::int64_t> group_of(tasks.size(), -1);
+      std::size_t ordered = 0;
+      for (std::size_t w = 0; w < schedule.waves.size(); ++w) {
+        const Wave& wave = schedule.waves[w];
+        std::int64_t blocks = 0;
+        for (std::int64_t g = wave.first; g < wave.first + wave.count; ++g) {
+          const Group& entry = schedule.groups[static_cast<std::size_t>(g)];
+          ASSERT_EQ(entry.first_block, blocks);
+          ASSERT_EQ(entry.first_task, static_cast<std::int64_t>(ordered));
+          for (std::int64_t i = 0; i < entry.task_count; ++i, ++ordered) {
+            const auto index = static_cast<std::size_t>(schedule.order[ordered]);
+            ASSERT_EQ(place[index].first, -1);
+            place[index] = {static_cast<std::int64_t>(w), static_cast<std::int64_t>(ordered)};
+            group_of[index] = g;
+          }
+          const AttendTask& first = tasks[static_cast<std::size_t>(schedule.order[static_cast<std::size_t>(entry.first_task)])];
+          blocks += entry.tiles * entry.heads * first.batch_count;
+        }
+        ASSERT_EQ(wave.blocks, blocks);
+      }
+      for (std::size_t a = 0; a < tasks.size(); ++a) {
+        const bool works = tasks[a].q_count > 0 && tasks[a].k_count > 0;
+        ASSERT_EQ(place[a].first >= 0, works) << seed;
+        for (std::size_t b = a + 1; b < tasks.size() && works; ++b) {
+          if (place[b].first < 0) continue;
+          const std::set<Row> rows_a = rows_of(tasks[a]), rows_b = rows_of(tasks[b]);
+          const bool shared = std::any_of(rows_a.begin(), rows_a.end(), [&](const Row& row) { return rows_b.count(row) != 0; });
+          if (!shared) continue;
+          if (group_of[a] == group_of[b]) {
+            ASSERT_LT(place[a].second, place[b].second) << seed;
+          } else {
+            ASSERT_NE(place[a].first, place[b].first) << seed;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Schedule, AccessesThatOverlapAreOrdered) {
+  // 0 writes [0, 10), 1 reads [5, 6), 2 reads [5, 6), 3 writes [5, 20), 4 writes [30, 40)
+  const std::vector<std::int64_t> waves =
+      waves_of({{0, 0, 10, true}, {1, 5, 6, false}, {2, 5, 6, false}, {3, 5, 20, true}, {4, 30, 40, true}}, 5);
+  EXPECT_EQ(waves, (std::vector<std::int64_t>{0, 1, 1, 2, 0}));
+}
+
+TEST(Schedule, AccessesOfARowTask) {
+  float data[100] = {};
+  kernels::RowTask rows;
+  rows.batch_count = 1, rows.row_count = 5, rows.head_count = 2;
+  rows.operands[0] = {data + 50, DType::float32, 0, -10, 4};
+  const int widths[] = {3};
+  std::vector<Access> accesses;
+  add_accesses(rows, 7, 1U, widths, accesses);
+  ASSERT_EQ(accesses.size(), 1U);
+  EXPECT_EQ(accesses[0].begin, reinterpret_cast<std::uintptr_t>(data + 10));
+  EXPECT_EQ(accesses[0].end, reinterpret_cast<std::uintptr_t>(data + 57));
+  EXPECT_TRUE(accesses[0].writes);
+  EXPECT_EQ(accesses[0].owner, 7);
+}
+
+}  // namespace
+}  // namespace ringspan::cuda

@@ -1,0 +1,43 @@
+// Tile policy: the sizes of tiles, as data. Pure.
+//
+// A block holds kRows rows of one side (queries, or keys for dk and dv) and walks over the other side kCols at a time; a warp
+// has 16 of the rows. kDim is the head dimension padded with zeros: 64, 128 or 256, for both head_dim and head_dim_v. Rows of
+// shared memory are padded by 16 bytes, which spreads eight consecutive ones over all banks. To add a faster policy, add
+// its row here; nothing else knows a size.
+#pragma once
+
+#include "kernels/storage.h"
+#include "ringspan/dtype.h"
+
+namespace ringspan::cuda {
+
+template <DType kDType, int kPaddedDim>
+struct TilePolicy {
+  using Storage = kernels::Storage<kDType>;
+  using Element = typename Storage::Type;
+  static constexpr DType kType = kDType;
+  static constexpr bool kHalf = kDType != DType::float32;
+  static constexpr int kDim = kPaddedDim;
+  static constexpr int kWarps = !kHalf && kDim == 256 ? 2 : 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRows = 16 * kWarps;
+  static constexpr int kCols = kDim == 64 || (kHalf && kDim == 128) ? 64 : 32;
+  static constexpr int kLead = kDim + (kHalf ? 8 : 4);  // elements from a row of a tile in shared memory to the next
+  static constexpr int kStageLead = kCols + 4;          // floats from a row of staged weights to the next
+  // One pass for both dk and dv where their sums fit into the registers.
+  static constexpr bool kFuseKeyGradients = kDim <= 128;
+
+  static constexpr int kRowTileBytes = kRows * kLead * static_cast<int>(sizeof(Element));
+  static constexpr int kColTileBytes = kCols * kLead * static_cast<int>(sizeof(Element));
+  static constexpr int kStageBytes = kRows * kStageLead * 4;
+  static constexpr int kForwardBytes = kRowTileBytes + 2 * kColTileBytes + kStageBytes;
+  static constexpr int kBackwardBytes = 2 * kRowTileBytes + 2 * kColTileBytes + kStageBytes + 2 * kCols * 4;
+};
+
+// The padded head dimension; 0 where there is none.
+constexpr int padded_dim(int head_dim, int head_dim_v) {
+  const int dim = head_dim > head_dim_v ? head_dim : head_dim_v;
+  return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
+}
+
+}  // namespace ringspan::cuda
