@@ -16,7 +16,8 @@ set(RINGSPAN_TEST_KINDS property parity gradient faults conformance errors)
 add_library(ringspan_options INTERFACE)
 target_include_directories(ringspan_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                       $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
-target_compile_options(ringspan_options INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor)
+# The same bits on machines with and without fused multiply-adds; kernels ask for them by name (src/kernels).
+target_compile_options(ringspan_options INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -ffp-contract=off)
 if(RINGSPAN_SANITIZE)
   target_compile_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE})

@@ -3,6 +3,9 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#include <sys/prctl.h>
 #endif
 
 #include <string>
@@ -10,6 +13,7 @@
 #include "kernels/attend.h"
 #include "kernels/attend_tiled.h"
 #include "kernels/reference.h"
+#include "kernels/registry.h"
 #include "kernels/tile.h"
 #include "ringspan/error.h"
 
@@ -38,6 +42,18 @@ bool machine_has_amx() {
     return machine_has_avx512bf16() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
   }();
   return has;
+#else
+  return false;
+#endif
+}
+#elif defined(__aarch64__)
+bool machine_has_neon() { return true; }
+bool machine_has_sve256() {
+#if defined(__linux__)
+  constexpr unsigned long kSve = 1UL << 22;       // HWCAP_SVE
+  constexpr int kGetVectorLength = 51;            // PR_SVE_GET_VL
+  constexpr int kLengthMask = 0xffff, k256 = 32;  // bytes
+  return (getauxval(AT_HWCAP) & kSve) != 0 && (prctl(kGetVectorLength) & kLengthMask) == k256;
 #else
   return false;
 #endif
@@ -77,11 +93,30 @@ template <DType kType>
 using avx512 = Tiled<kType, kTileAvx512, machine_has_avx512>;
 template <DType kType>
 using avx2 = Tiled<kType, kTileAvx2, machine_has_avx2>;
+#elif defined(__aarch64__)
+template <DType kType>
+using neon = Tiled<kType, kTileNeon, machine_has_neon>;
+template <DType kType>
+using sve256 = Tiled<kType, kTileSve256, machine_has_sve256>;
 #endif
 template <DType kType>
 using portable = Tiled<kType, kTilePortable, machine_has_portable>;
 template <DType kType>
 using reference = Reference<kType>;
+
+constexpr Implementation kImplementations[] = {
+#if defined(__x86_64__)
+    {"amx", "AMX with tiles of bfloat16, AVX512-BF16", "", machine_has_amx},
+    {"avx512bf16", "AVX512-BF16", "", machine_has_avx512bf16},
+    {"avx512", "AVX-512 F, DQ, BW and VL", "", machine_has_avx512},
+    {"avx2", "AVX2, FMA and F16C", "", machine_has_avx2},
+#elif defined(__aarch64__)
+    {"neon", "every AArch64 machine", "has run in an emulator only", machine_has_neon},
+    {"sve256", "SVE with vectors of 256 bits", "has run in an emulator only; used when named", machine_has_sve256},
+#endif
+    {"portable", "any machine", "", machine_has_portable},
+    {"reference", "any machine", "the contract word by word, for comparison; used when named", machine_has_portable},
+};
 
 constexpr AttendKernel kAttendKernels[] = {
 #define RINGSPAN_KERNEL(dtype, short_name, implementation)                            \
@@ -129,6 +164,10 @@ const AttendKernel& select(std::span<const AttendKernel> kernels, const AttendSh
 }
 
 }  // namespace
+
+std::span<const Implementation> implementations() { return kImplementations; }
+
+std::string_view implementation_of(const AttendKernel& kernel) { return kernel.name.substr(kernel.name.rfind('_') + 1); }
 
 std::span<const AttendKernel> attend_kernels() { return kAttendKernels; }
 std::span<const AttendKernel> attend_backward_kernels() { return kAttendBackwardKernels; }

@@ -111,6 +111,9 @@ extern const TileOps kTileAvx2;
 extern const TileOps kTileAvx512;
 extern const TileOps kTileAvx512Bf16;  // bfloat16 only
 extern const TileOps kTileAmx;         // every type
+#elif defined(__aarch64__)
+extern const TileOps kTileNeon;
+extern const TileOps kTileSve256;
 #endif
 
 constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {

@@ -290,7 +290,7 @@ class Report(ProgramTest):
         return shown
 
     def test_help_works_for_every_command(self):
-        for command in ([], ["run"], ["plan"], ["verify"], ["bench"], ["capabilities"], ["selftest"], ["inspect"]):
+        for command in ([], ["run"], ["plan"], ["verify"], ["bench"], ["capabilities"], ["selftest"], ["inspect"], ["doctor"]):
             result = self.run_program(*command, "--help")
             self.assertIn("usage: ringspan", result.stdout)
             self.assertLessEqual(max(len(line) for line in result.stdout.splitlines()), 130, command)

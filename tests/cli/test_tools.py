@@ -115,6 +115,29 @@ class Tools(ProgramTest):
         self.assertEqual([t["name"] for t in report["tensors"]], ["q", "k", "v", "cu_seqlens"])
         self.assertEqual(report["metadata"], {"source": "a test"})
 
+    def test_doctor(self):
+        report = self.run_json("doctor")
+        self.assertEqual(report["machine"]["usable"], len(os.sched_getaffinity(0)))
+        self.assertGreater(report["machine"]["memory_bytes"], report["machine"]["available_bytes"])
+        known = {name.rsplit("_", 1)[1] for name in self.run_json("capabilities")["kernels"]["attend"]}
+        self.assertEqual({implementation["name"] for implementation in report["implementations"]}, known)
+        here = {implementation["name"] for implementation in report["implementations"] if implementation["here"]}
+        for dtype, names in report["kernels"].items():
+            for name in names.values():
+                self.assertIn(name.rsplit("_", 1)[1], here, dtype)
+        text = self.run_program("doctor").stdout
+        for words in [*known, "memory", "advice", report["kernels"]["bfloat16"]["attend_backward"]]:
+            self.assertIn(words, text)
+
+    def test_doctor_sees_which_processors_it_may_use(self):
+        one = min(os.sched_getaffinity(0))
+        before = os.sched_getaffinity(0)
+        os.sched_setaffinity(0, {one})
+        try:
+            self.assertEqual(self.run_json("doctor")["machine"]["usable"], 1)
+        finally:
+            os.sched_setaffinity(0, before)
+
     def test_the_program_runs_from_anywhere(self):
         self.run_program("capabilities", cwd=os.sep)
 

@@ -38,7 +38,7 @@ class CliPage(unittest.TestCase):
         lines = [line.strip() for line in PAGE.splitlines() if line.startswith("    ringspan ") and "error:" not in line]
         self.assertGreater(len(lines), 14)
         commands = {shlex.split(line)[1] for line in lines}
-        self.assertEqual(commands, {"run", "plan", "verify", "bench", "capabilities", "selftest", "inspect"})
+        self.assertEqual(commands, {"run", "plan", "verify", "bench", "capabilities", "selftest", "inspect", "doctor"})
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             write_input(folder / "qkv.safetensors", 200, None)
@@ -64,7 +64,7 @@ class CliPage(unittest.TestCase):
             self.assertIn(code, listed)
 
     def test_every_option_of_every_command_is_on_the_page(self):
-        for command in ("run", "plan", "verify", "bench", "capabilities", "selftest", "inspect"):
+        for command in ("run", "plan", "verify", "bench", "capabilities", "selftest", "inspect", "doctor"):
             options = self.run_program([command, "--help"]).stdout.split("options\n", 1)[1]
             found = re.findall(r"^  (?:-h )?(--[a-z-]+)", options, re.MULTILINE)
             self.assertIn("--help", found)

@@ -45,5 +45,6 @@ Body setup_bench(CLI::App& app);
 Body setup_capabilities(CLI::App& app);
 Body setup_selftest(CLI::App& app);
 Body setup_inspect(CLI::App& app);
+Body setup_doctor(CLI::App& app);
 
 }  // namespace ringspan::cli

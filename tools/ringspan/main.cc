@@ -31,6 +31,7 @@ constexpr Command kCommands[] = {
     {"capabilities", "which combinations are implemented", setup_capabilities},
     {"selftest", "check and time communication between ranks on this machine", setup_selftest},
     {"inspect", "what is in a safetensors file", setup_inspect},
+    {"doctor", "what this machine has, what of it is used and why", setup_doctor},
 };
 
 constexpr const char* kFooter = R"(examples

@@ -1,0 +1,17 @@
+# header_package(TARGET HEADERS...): an interface target with these entries of /usr/include, and nothing else of it: the rest
+# belongs to the build machine.
+function(header_package target)
+  if(TARGET ${target})
+    return()
+  endif()
+  set(folder ${CMAKE_BINARY_DIR}/headers)
+  foreach(header ${ARGN})
+    if(NOT EXISTS /usr/include/${header})
+      message(FATAL_ERROR "/usr/include/${header} is missing: run scripts/setup")
+    endif()
+    file(MAKE_DIRECTORY ${folder})
+    file(CREATE_LINK /usr/include/${header} ${folder}/${header} SYMBOLIC)
+  endforeach()
+  add_library(${target} INTERFACE IMPORTED GLOBAL)
+  target_include_directories(${target} INTERFACE ${folder})
+endfunction()

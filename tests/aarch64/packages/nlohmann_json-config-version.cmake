@@ -1,0 +1,2 @@
+set(PACKAGE_VERSION 3.11)
+set(PACKAGE_VERSION_COMPATIBLE TRUE)  # Debian 12 and newer
