@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "kernels/carver.h"
 #include "kernels/dropout.h"
+#include "kernels/key_split.h"
 #include "kernels/progress.h"
 #include "kernels/score.h"
 #include "kernels/task_view.h"
@@ -21,6 +22,9 @@ constexpr int kMaxRunTiles = 16;
 // Ranges of query positions per thread where units alone do not fill the threads, and the fewest positions of one.
 constexpr std::int64_t kItemsPerThread = 4;
 constexpr std::int64_t kMinSplit = 2 * kQueryTile;
+// Query tiles up to which keys are fetched ahead: with more of them, reading keys takes little of the time.
+constexpr std::int64_t kAheadTiles = 4;
+constexpr int kBurst = 16;
 
 // Scratch of one thread.
 struct ForwardScratch {
@@ -32,6 +36,7 @@ struct ForwardScratch {
   float *acc, *factors, *m, *l;
   std::int64_t* distance;
   std::int32_t *index, *head, *offset, *begin, *end, *tile_begin, *tile_end;
+  std::byte* partial;
 
   ForwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
     Carver carver(base);
@@ -50,12 +55,16 @@ struct ForwardScratch {
     distance = carver.take<std::int64_t>(kQueryTile);
     for (std::int32_t** list : {&index, &head, &offset, &begin, &end, &tile_begin, &tile_end})
       *list = carver.take<std::int32_t>(kQueryTile);
+    partial = carver.take<std::byte>(KeySplit::state_bytes(shape));
     if (bytes != nullptr) *bytes = carver.bytes();
   }
 };
 
 struct Positions {
   std::int64_t first, last;
+  static Positions all() {
+    return {std::numeric_limits<std::int64_t>::min() / 4, std::numeric_limits<std::int64_t>::max() / 4};
+  }
 };
 
 // Everything one thread does for one unit, for queries in a range of positions.
@@ -84,37 +93,57 @@ class UnitForward {
     const std::int64_t first = task.q_first + rows.begin * task.q_step, last = task.q_first + (rows.end - 1) * task.q_step;
     const IndexRange keys = indices_between(task.k_first, task.k_step, task.k_count, first + task.lo, last + task.hi);
     // Tiles begin at multiples of their size, counted from the task's first key, whatever part of it is seen.
-    for (std::int64_t begin = keys.begin / kKeyTile * kKeyTile; begin < keys.end; begin += s_.run_tiles * kKeyTile) {
-      const IndexRange run{begin, std::min(begin + s_.run_tiles * kKeyTile, keys.end)};
+    const IndexRange all{keys.begin / kKeyTile * kKeyTile, keys.end};
+    const std::int64_t tiles = ceil_div(heads.size() * rows.size(), kQueryTile);
+    const std::int64_t length =
+        kKeyTile * (tiles > kAheadTiles ? s_.run_tiles : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
+    for (std::int64_t begin = all.begin; begin < all.end; begin += length) {
+      const IndexRange run{begin, std::min(begin + length, all.end)};
       IndexRange seeing = rows_of_keys(task, run, first, last);
       if (seeing.empty()) continue;
+      if (tiles <= kAheadTiles) look_ahead(task, {run.end, std::min(run.end + length, all.end)}, tiles);
       pack(task, run);
       const std::int64_t together = heads_of_tile(task, seeing, heads);
       for (std::int64_t t = heads.begin; t < heads.end; t += together)
         run_heads(task, {t, std::min(t + together, heads.end)}, seeing, run);
     }
+    tile_.ahead = nullptr;
   }
 
  private:
   std::int64_t batch(const AttendTask& task) const { return unit_.batch - task.batch_first; }
 
-  void pack(const AttendTask& task, IndexRange run) {
+  const std::byte* key_row(const AttendTask& task, const KeyRows& rows, std::int64_t c) const {
+    return static_cast<const std::byte*>(rows.data) +
+           size_of(params_.shape.dtype) *
+               (batch(task) * rows.batch_stride + kv_index(task, unit_.kv_head) * rows.head_stride + c * rows.row_stride);
+  }
+
+  // Where keys are used by few queries, reading them takes as long as computing: the next ones are fetched meanwhile.
+  void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles) {
+    constexpr std::int64_t kLine = 64;
     const std::int64_t element = size_of(params_.shape.dtype);
-    const std::int64_t kv = kv_index(task, unit_.kv_head);
-    const auto key_row = [&](const KeyRows& rows, std::int64_t c) -> const std::byte* {
-      return static_cast<const std::byte*>(rows.data) +
-             element * (batch(task) * rows.batch_stride + kv * rows.head_stride + c * rows.row_stride);
+    const auto rows_of = [&](const KeyRows& rows, int width) {
+      return AheadRows{reinterpret_cast<const char*>(key_row(task, rows, keys.begin)), rows.row_stride * element,
+                       ceil_div(width * element, kLine), keys.empty() ? 0 : keys.size(), 0};
     };
-    const Packed wanted{key_row(task.k, run.begin), key_row(task.v, run.begin), task.k.row_stride, task.v.row_stride,
-                        run.size()};
+    ahead_ = {{rows_of(task.k, params_.shape.head_dim), rows_of(task.v, params_.shape.head_dim_v)}, tiles > 1 ? 0 : kBurst};
+    tile_.ahead = &ahead_;
+  }
+
+  void pack(const AttendTask& task, IndexRange run) {
+    const Packed wanted{key_row(task, task.k, run.begin), key_row(task, task.v, run.begin), task.k.row_stride,
+                        task.v.row_stride, run.size()};
     if (wanted == packed_) return;
     packed_ = wanted;
     for (std::int64_t c = run.begin, n = 0; c < run.end; c += kKeyTile, ++n) {
       const int keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
-      k_finite_[n] = ops_.pack_keys(s_.dims, s_.k + n * s_.bytes_of.keys,
-                                    {key_row(task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim});
-      v_finite_[n] = ops_.pack_values(s_.dims, s_.v + n * s_.bytes_of.values,
-                                      {key_row(task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v});
+      k_finite_[n] =
+          ops_.pack_keys(s_.dims, s_.k + n * s_.bytes_of.keys,
+                         {key_row(task, task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim, tile_.ahead});
+      v_finite_[n] =
+          ops_.pack_values(s_.dims, s_.v + n * s_.bytes_of.values,
+                           {key_row(task, task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v, tile_.ahead});
     }
   }
 
@@ -248,6 +277,7 @@ class UnitForward {
   Positions positions_;
   ForwardTile tile_{};
   Packed packed_;
+  Ahead ahead_{};
   bool k_finite_[kMaxRunTiles] = {}, v_finite_[kMaxRunTiles] = {};
   float slope_ = 0.0F;
 };
@@ -287,20 +317,77 @@ std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& s
   return bytes * shape.threads;
 }
 
+namespace {
+
+// What every thread does with its part of the scratch.
+class Threads {
+ public:
+  Threads(const TileOps& ops, const AttendParams& params, const Context& context)
+      : ops_(ops),
+        params_(params),
+        context_(context),
+        bytes_(attend_tiled_scratch_bytes(ops, params.shape) / params.shape.threads) {}
+
+  ForwardScratch scratch(std::int64_t thread) const {
+    return {ops_, params_.shape, context_.scratch + thread * bytes_, nullptr};
+  }
+
+  // Tasks one after the other, units and ranges of positions dealt to the threads.
+  void run(std::span<const AttendTask> tasks) const {
+    const Units units(tasks, params_.shape.group);
+    const Split split(tasks, units.count(), context_.pool.size());
+    context_.pool.parallel_for(
+        units.count() * split.count(),
+        [&](std::int64_t item, int thread) {
+          const ForwardScratch scratch = this->scratch(thread);
+          Progress progress(context_, thread);
+          UnitForward forward(ops_, params_, scratch, progress, units.at(item / split.count()), split.at(item % split.count()));
+          for (const AttendTask& task : tasks) forward.run(task);
+        },
+        context_.progress);
+  }
+
+  // The parts of one task, in waves of as many as there are partial states.
+  void run(const KeySplit& split) const {
+    const std::int64_t slots = params_.shape.threads;
+    for (std::int64_t first = 0; first < split.count(); first += slots) {
+      const std::int64_t count = std::min(slots, split.count() - first);
+      const auto part = [&](std::int64_t slot) { return split.part(first + slot, scratch(slot).partial); };
+      context_.pool.parallel_for(
+          count,
+          [&](std::int64_t slot, int thread) {
+            const ForwardScratch scratch = this->scratch(thread);
+            Progress progress(context_, thread);
+            const AttendTask task = part(slot);
+            split.clear(task);
+            UnitForward(ops_, params_, scratch, progress, split.unit(first + slot), Positions::all()).run(task);
+          },
+          context_.progress);
+      for (std::int64_t slot = 0; slot < count; ++slot) split.merge(first + slot, part(slot));
+    }
+  }
+
+ private:
+  const TileOps& ops_;
+  const AttendParams& params_;
+  const Context& context_;
+  std::int64_t bytes_;
+};
+
+}  // namespace
+
 void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
   RINGSPAN_CHECK(context.pool.size() <= params.shape.threads);
-  const Units units(tasks, params.shape.group);
-  const Split split(tasks, units.count(), context.pool.size());
-  const std::int64_t scratch_bytes = attend_tiled_scratch_bytes(ops, params.shape) / params.shape.threads;
-  context.pool.parallel_for(
-      units.count() * split.count(),
-      [&](std::int64_t item, int thread) {
-        const ForwardScratch scratch(ops, params.shape, context.scratch + thread * scratch_bytes, nullptr);
-        Progress progress(context, thread);
-        UnitForward forward(ops, params, scratch, progress, units.at(item / split.count()), split.at(item % split.count()));
-        for (const AttendTask& task : tasks) forward.run(task);
-      },
-      context.progress);
+  const Threads threads(ops, params, context);
+  std::size_t done = 0;
+  for (std::size_t i = 0; i < tasks.size(); ++i) {
+    const KeySplit split(tasks[i], params.shape, kKeyTile);
+    if (split.parts() == 1) continue;
+    threads.run(tasks.subspan(done, i - done));
+    threads.run(split);
+    done = i + 1;
+  }
+  threads.run(tasks.subspan(done));
 }
 
 }  // namespace ringspan::kernels

@@ -29,6 +29,17 @@ struct TileDims {
   int head_dim, head_dim_v;
 };
 
+// Rows that will be read next, to be fetched into the second cache while something else is computed. Strides in bytes.
+struct AheadRows {
+  const char* data;
+  std::int64_t stride, row_lines, rows;
+  std::int64_t next;  // of the lines of all rows
+};
+struct Ahead {
+  AheadRows rows[2];  // keys, values
+  int burst;          // lines per step of packing, which has less to do than products
+};
+
 // Rows of the storage type: row r is at data + index[r] * stride elements (index == nullptr: r).
 struct RowSource {
   const void* data;
@@ -36,6 +47,7 @@ struct RowSource {
   const std::int32_t* index;
   int rows;
   int width;
+  Ahead* ahead = nullptr;
 };
 
 // score = scale q . k; softcap tanh(score / softcap), where softcap > 0; then - slope |distance|, where slope != nullptr.
@@ -56,6 +68,7 @@ struct ForwardTile {
   std::int64_t distance_step;
   const float* factors;  // dropout: rows x factor_stride, valid in [begin, end); nullptr: none
   std::int64_t factor_stride;
+  Ahead* ahead;  // nullptr: nothing to fetch
 };
 
 struct BackwardTile {

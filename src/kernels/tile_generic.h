@@ -57,6 +57,7 @@ void pack_columns(float* out, const RowSource& source, float scale) {
         Isa::transpose(tile);
         const int elements = at_most(source.width - e, kWidth);
         for (int c = 0; c < elements; ++c) Isa::store(out + (e + c) * columns + group, tile[c]);
+        if (source.ahead != nullptr) fetch_lines(source.ahead, source.ahead->burst);
       }
     }
     out += columns * source.width;
@@ -70,6 +71,7 @@ bool pack_panels(float* out, const RowSource& source, float scale) {
   for (int first = 0; first < source.width; first += kPanel) {
     const int columns = up(at_most(source.width - first, kPanel));
     for (int row = 0; row < source.rows; ++row, out += columns) {
+      if (source.ahead != nullptr && row % 8 == 0) fetch_lines(source.ahead, source.ahead->burst);
       const auto* p = row_at<Type>(source, row) + first;
       for (int e = 0; e < columns; e += kWidth) {
         const Reg value = load_up_to<Type>(p + e, source.width - first - e) * factor;
@@ -111,15 +113,19 @@ struct Left {
   std::int64_t row_stride, depth_stride;
 };
 
-// kRows x kCols registers: store(row, vector, sum over depth of left(row, depth) right[depth][vector]).
+// kRows x kCols registers: store(row, vector, sum over depth of left(row, depth) right[depth][vector]). One line of what is
+// read next is fetched per depth.
 template <int kRows, int kCols, typename Store>
 RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
-                                    const Store& store) {
+                                    const Store& store, Ahead* ahead) {
+  Lines lines = next_lines(ahead, depth);
+  if (lines.data == nullptr) lines = {reinterpret_cast<const char*>(right), 0, 0};
   Reg sum[kRows][kCols];
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero(); }
   const float* a = left.data;
   const std::int64_t row_stride = left.row_stride;
-  for (std::int64_t k = 0; k < depth; ++k, a += left.depth_stride, right += right_stride) {
+  for (std::int64_t k = 0; k < depth; ++k, a += left.depth_stride, right += right_stride, lines.data += lines.stride) {
+    fetch(lines.data);
     Reg b[kCols];
     RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Isa::load(right + v * kWidth);
     RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -132,31 +138,31 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
 
 template <int kRows, typename Store>
 void multiply_rows(int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
-                   const Store& store) {
+                   const Store& store, Ahead* ahead) {
   if constexpr (kVectors >= 4) {
-    if (vectors == 4) return multiply_block<kRows, 4>(left, right, right_stride, depth, store);
-    if (vectors == 3) return multiply_block<kRows, 3>(left, right, right_stride, depth, store);
+    if (vectors == 4) return multiply_block<kRows, 4>(left, right, right_stride, depth, store, ahead);
+    if (vectors == 3) return multiply_block<kRows, 3>(left, right, right_stride, depth, store, ahead);
   }
-  if (vectors == 2) return multiply_block<kRows, 2>(left, right, right_stride, depth, store);
-  return multiply_block<kRows, 1>(left, right, right_stride, depth, store);
+  if (vectors == 2) return multiply_block<kRows, 2>(left, right, right_stride, depth, store, ahead);
+  return multiply_block<kRows, 1>(left, right, right_stride, depth, store, ahead);
 }
 
 template <typename Store>
 void multiply(int rows, int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
-              const Store& store) {
+              const Store& store, Ahead* ahead = nullptr) {
   switch (rows) {
     case 6:
-      return multiply_rows<6>(vectors, left, right, right_stride, depth, store);
+      return multiply_rows<6>(vectors, left, right, right_stride, depth, store, ahead);
     case 5:
-      return multiply_rows<5>(vectors, left, right, right_stride, depth, store);
+      return multiply_rows<5>(vectors, left, right, right_stride, depth, store, ahead);
     case 4:
-      return multiply_rows<4>(vectors, left, right, right_stride, depth, store);
+      return multiply_rows<4>(vectors, left, right, right_stride, depth, store, ahead);
     case 3:
-      return multiply_rows<3>(vectors, left, right, right_stride, depth, store);
+      return multiply_rows<3>(vectors, left, right, right_stride, depth, store, ahead);
     case 2:
-      return multiply_rows<2>(vectors, left, right, right_stride, depth, store);
+      return multiply_rows<2>(vectors, left, right, right_stride, depth, store, ahead);
     default:
-      return multiply_rows<1>(vectors, left, right, right_stride, depth, store);
+      return multiply_rows<1>(vectors, left, right, right_stride, depth, store, ahead);
   }
 }
 
@@ -205,7 +211,7 @@ struct AddToRows {
 // scores of a tile: `depth` is the head dimension.
 template <typename Ranges>
 void multiply_columns(int rows, int columns, const float* left, std::int64_t left_stride, const float* packed, int depth,
-                      float* out, std::int64_t out_stride, const Ranges& range_of) {
+                      float* out, std::int64_t out_stride, const Ranges& range_of, Ahead* ahead = nullptr) {
   for (int first = 0; first < columns; first += kPanel) {
     const int width = up(at_most(columns - first, kPanel));
     const float* panel = packed + static_cast<std::int64_t>(first) * depth;
@@ -215,7 +221,7 @@ void multiply_columns(int rows, int columns, const float* left, std::int64_t lef
       const int end = at_most(up(range.end) - first, width);
       if (begin >= end) continue;
       multiply(at_most(kRowBlock, rows - row), (end - begin) / kWidth, Left{left + row * left_stride, left_stride, 1},
-               panel + begin, width, depth, Assign{out + row * out_stride + first + begin, out_stride});
+               panel + begin, width, depth, Assign{out + row * out_stride + first + begin, out_stride}, ahead);
     }
   }
 }
@@ -303,7 +309,7 @@ inline void accumulate_rows(const ForwardTile& tile, const float* panel, int col
                             const float* shrink) {
   multiply(rows, width / kWidth, Left{static_cast<const float*>(tile.work) + row * kScoreStride + range.begin, kScoreStride, 1},
            panel + static_cast<std::int64_t>(range.begin) * width, width, range.end - range.begin,
-           ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row});
+           ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row}, tile.ahead);
 }
 
 void attend_tile(const ForwardTile& tile) {
@@ -313,9 +319,10 @@ void attend_tile(const ForwardTile& tile) {
   for (int row = 0; row < tile.rows; row += kRowBlock) {
     ranges[row / kRowBlock] = union_of(tile.begin, tile.end, row, at_most(row + kRowBlock, tile.rows));
   }
-  multiply_columns(tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims),
-                   static_cast<const float*>(tile.k), tile.dims.head_dim, static_cast<float*>(tile.work), kScoreStride,
-                   [&](int row) { return ranges[row / kRowBlock]; });
+  multiply_columns(
+      tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims), static_cast<const float*>(tile.k),
+      tile.dims.head_dim, static_cast<float*>(tile.work), kScoreStride, [&](int row) { return ranges[row / kRowBlock]; },
+      tile.ahead);
   for (int row = 0; row < tile.rows; ++row) {
     const Range range = ranges[row / kRowBlock];
     if (!range.empty()) shrink[row] = softmax_row(tile, row, range);

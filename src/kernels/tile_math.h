@@ -73,6 +73,42 @@ RINGSPAN_INLINE const typename Type::Type* row_at(const RowSource& source, int r
   return static_cast<const typename Type::Type*>(source.data) + index * source.stride;
 }
 
+// ---- fetching what is read next ----------------------------------------------------------------------------------------
+
+// Lines at data + i * stride; fetching beyond the last one does no harm.
+struct Lines {
+  const char* data;
+  std::int64_t stride, count;
+};
+
+// The next lines to be fetched, `count` at most. Rows that are not neighbours: the first line of all, then the second, so that
+// neighbours in time have one stride.
+inline Lines next_lines(Ahead* ahead, std::int64_t count) {
+  if (ahead == nullptr) return {nullptr, 0, 0};
+  for (AheadRows& rows : ahead->rows) {
+    const std::int64_t left = rows.rows * rows.row_lines - rows.next;
+    if (left <= 0) continue;
+    if (rows.stride == rows.row_lines * 64) {
+      const Lines lines{rows.data + rows.next * 64, 64, count < left ? count : left};
+      rows.next += lines.count;
+      return lines;
+    }
+    const std::int64_t line = rows.next / rows.rows, row = rows.next % rows.rows;
+    const Lines lines{rows.data + row * rows.stride + line * 64, rows.stride,
+                      count < rows.rows - row ? count : rows.rows - row};
+    rows.next += lines.count;
+    return lines;
+  }
+  return {nullptr, 0, 0};
+}
+
+RINGSPAN_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
+
+inline void fetch_lines(Ahead* ahead, int count) {
+  const Lines lines = next_lines(ahead, count);
+  for (std::int64_t i = 0; i < lines.count; ++i) fetch(lines.data + i * lines.stride);
+}
+
 // The union of the ranges of rows [first, last), empty ones left out.
 struct Range {
   int begin, end;

@@ -163,53 +163,79 @@ RINGSPAN_INLINE void transpose_words(__m512i (&words)[16]) {
   for (int i = 0; i < 16; ++i) words[i] = _mm512_castps_si512(t[i]);
 }
 
+// 32 elements of a row from e on, as words of each plane; zeros where there are none. `top`: the largest magnitudes of words.
+template <typename Type>
+RINGSPAN_INLINE void load_wide(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes], __m512i& top) {
+  if constexpr (Type::kPlanes == 1) {
+    const std::int64_t index = source.index == nullptr || row >= source.rows ? row : source.index[row];
+    const int count = row < source.rows ? source.width - e : 0;
+    const __mmask32 present = count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
+    words[0] = _mm512_maskz_loadu_epi16(present, static_cast<const Word*>(source.data) + index * source.stride + e);
+  } else {
+    __m256i low[Type::kPlanes], high[Type::kPlanes];
+    load_planes<Type>(source, row, e, low);
+    load_planes<Type>(source, row, e + 16, high);
+    for (int p = 0; p < Type::kPlanes; ++p) words[p] = _mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1);
+  }
+  top = _mm512_max_epu16(top, _mm512_and_si512(words[0], _mm512_set1_epi16(0x7fff)));
+}
+template <typename Type>
+RINGSPAN_INLINE bool within_limit(__m512i top) {
+  return _mm512_cmpge_epu16_mask(top, _mm512_set1_epi16(Type::kLimit)) == 0;
+}
+
 // Rows as columns of a right operand: depth is their width.
 template <typename Type>
 bool pack_right_columns(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
-  __mmask16 bad = 0;
+  __m512i top = _mm512_setzero_si512();
   for (int first = 0; first < up32(source.rows); first += kPanelColumns, out += panel) {
     for (int e = 0; e < up32(source.width); e += 32) {
       __m512i words[Type::kPlanes][16];
       for (int r = 0; r < 16; ++r) {
-        __m256i low[Type::kPlanes], high[Type::kPlanes];
-        load_planes<Type>(source, first + r, e, low);
-        load_planes<Type>(source, first + r, e + 16, high);
-        bad |= beyond_limit<Type>(low[0]) | beyond_limit<Type>(high[0]);
-        for (int p = 0; p < Type::kPlanes; ++p) words[p][r] = _mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1);
+        __m512i row[Type::kPlanes];
+        load_wide<Type>(source, first + r, e, row, top);
+        for (int p = 0; p < Type::kPlanes; ++p) words[p][r] = row[p];
       }
       for (int p = 0; p < Type::kPlanes; ++p) {
         transpose_words(words[p]);
         for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + p * plane + (e + 2 * i) * kPanelColumns, words[p][i]);
       }
+      if (source.ahead != nullptr) fetch_lines(source.ahead, source.ahead->burst);
     }
   }
-  return bad == 0;
+  return within_limit<Type>(top);
 }
 
 // Rows 2 i and 2 i + 1 side by side, 16 elements from e on.
 template <typename Type>
-RINGSPAN_INLINE __mmask16 load_pair(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes]) {
+RINGSPAN_INLINE void load_pair(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes]) {
   __m256i even[Type::kPlanes], odd[Type::kPlanes];
   load_planes<Type>(source, row, e, even);
   load_planes<Type>(source, row + 1, e, odd);
   for (int p = 0; p < Type::kPlanes; ++p)
     words[p] = _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
-  return beyond_limit<Type>(even[0]) | beyond_limit<Type>(odd[0]);
 }
 
-// Rows as depths of a right operand.
+// Rows as depths of a right operand. Words are interleaved inside quarters of a register, which are then put in order.
 template <typename Type>
 bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
-  __mmask16 bad = 0;
+  const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+  __m512i top = _mm512_setzero_si512();
   for (int row = 0; row < up32(source.rows); row += 2) {
-    for (int e = 0; e < source.width; e += kPanelColumns) {
-      __m512i words[Type::kPlanes];
-      bad |= load_pair<Type>(source, row, e, words);
-      for (int p = 0; p < Type::kPlanes; ++p)
-        _mm512_storeu_si512(out + p * plane + e / kPanelColumns * panel + row * kPanelColumns, words[p]);
+    if (source.ahead != nullptr && row % 8 == 0) fetch_lines(source.ahead, source.ahead->burst);
+    for (int e = 0; e < source.width; e += 32) {
+      __m512i even[Type::kPlanes], odd[Type::kPlanes];
+      load_wide<Type>(source, row, e, even, top);
+      load_wide<Type>(source, row + 1, e, odd, top);
+      for (int p = 0; p < Type::kPlanes; ++p) {
+        const __m512i low = _mm512_unpacklo_epi16(even[p], odd[p]), high = _mm512_unpackhi_epi16(even[p], odd[p]);
+        Word* const to = out + p * plane + e / kPanelColumns * panel + row * kPanelColumns;
+        _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
+        if (e + kPanelColumns < source.width) _mm512_storeu_si512(to + panel, _mm512_permutex2var_epi64(low, second, high));
+      }
     }
   }
-  return bad == 0;
+  return within_limit<Type>(top);
 }
 
 // Rows as depths of a left operand: [width][rows].

@@ -50,6 +50,14 @@ inline void finish_scores(const ForwardTile& tile, int row, float* s, int first,
     subtract_alibi(s, tile.begin[row], tile.end[row], *tile.slope, tile.distance[row], tile.distance_step);
 }
 
+// Scores [begin, end), fewer than 32 of a run of 32 that begins or ends there, become -inf.
+RINGSPAN_INLINE void hide(float* s, int begin, int end) {
+  for (int c = begin & -kWidth; c < end; c += kWidth) {
+    const __mmask16 hidden = first_of(end - c) & static_cast<__mmask16>(~first_of(begin - c));
+    Isa::store(s + c, _mm512_mask_mov_ps(Isa::load(s + c), hidden, Isa::set1(-kInf)));
+  }
+}
+
 // Per lane of a row of scores; max(x, top) is top where x is NaN.
 RINGSPAN_INLINE Reg largest_of(const float* s, int first, int last) {
   Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
@@ -130,8 +138,8 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
     float* scores = s + r * kScoreStride;
     const int first = down32(begin[r]), last = up32(end[r]);
     if (!plain) finish_scores(tile, row + r, scores, first, last);
-    if (first < begin[r]) fill(scores, first, begin[r], -kInf);
-    if (end[r] < last) fill(scores, end[r], last, -kInf);
+    if (first < begin[r]) hide(scores, first, begin[r]);
+    if (end[r] < last) hide(scores, end[r], last);
     t[r] = largest_of(scores, first, last);
   }
   const Reg tile_m = across(t, [](Reg a, Reg b) { return Isa::max(a, b); }) * Isa::set1(scale);
@@ -152,6 +160,7 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
     }
     const float* scores = s + r * kScoreStride;
     const int first = down32(begin[r]), last = up32(end[r]);
+    if (tile.ahead != nullptr) fetch_lines(tile.ahead, kLinesPerBlock);
     clear_probabilities<Type>(probabilities, plane, range.begin, first);
     clear_probabilities<Type>(probabilities, plane, last, range.end);
     if (tile.factors != nullptr) {
@@ -192,7 +201,7 @@ void attend_pairs(const ForwardTile& tile) {
     const int columns = range.end - range.begin;
     const Left q{static_cast<const Word*>(tile.q) + first * parts.q_stride, parts.q_stride, parts.q_plane};
     multiply_pairs<AllProducts<kPlanes>>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, kScoreStride,
-                                         false);
+                                         false, tile.ahead);
     if (repair) repair_products<kPlanes>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, kScoreStride);
     float shrink[kPairRows];
     for (int r = 0; r < rows; r += 16) {
@@ -201,7 +210,8 @@ void attend_pairs(const ForwardTile& tile) {
     }
     const Left p{probabilities + range.begin, kProbabilityStride, parts.p_plane};
     if (tile.v_finite) {
-      multiply_pairs<LargeProducts<kPlanes>>(rows, width, columns, p, v.at(0, range.begin), sums, parts.sum_stride, false);
+      multiply_pairs<LargeProducts<kPlanes>>(rows, width, columns, p, v.at(0, range.begin), sums, parts.sum_stride, false,
+                                             tile.ahead);
     } else {
       multiply_visible<kPlanes>(rows, width, columns, p, v.at(0, range.begin), sums, parts.sum_stride, tile.begin + first,
                                 tile.end + first, range.begin, parts.copy(tile));

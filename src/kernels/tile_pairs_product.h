@@ -6,10 +6,12 @@
 namespace ringspan::kernels {
 namespace {
 
+constexpr int kLinesPerBlock = 16;  // fetched beside a block of products
+
 // c[rows][columns] (+)= left x right; columns a multiple of 16, depth of 32.
 template <typename Products>
 void multiply_pairs(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride,
-                    bool add) {
+                    bool add, Ahead* ahead = nullptr) {
   constexpr int kColumns = Dot::kPanels * kPanelColumns;
   for (int column = 0; column < columns; column += kColumns) {
     const int panels = at_most(columns - column, kColumns) / kPanelColumns;
@@ -18,6 +20,7 @@ void multiply_pairs(int rows, int columns, int depth, const Left& left, const Ri
       Dot::block<Products>(at_most(rows - row, Dot::kRows), panels,
                            Left{left.data + row * left.stride, left.stride, left.plane}, here, depth,
                            c + row * c_stride + column, c_stride, add);
+      if (ahead != nullptr) fetch_lines(ahead, kLinesPerBlock);
     }
   }
 }
@@ -95,18 +98,16 @@ void multiply_visible(int rows, int columns, int depth, const Left& weights, con
   }
 }
 
-// 2^x for x <= 127; relative error 1e-7; exactly 1 at 0, exactly 0 below -152 (and at -inf), NaN at NaN.
+// 2^x for x <= 127: a polynomial of x - floor(x), which is 0 where x is infinite. Relative error 1e-7; exactly 1 at 0, exactly
+// 0 far below (and at -inf), NaN at NaN.
 RINGSPAN_INLINE Reg exp2_of(Reg x) {
-  x = Isa::max(Isa::set1(-152.0F), x);
-  const Reg n = Isa::round(x);
-  const Reg f = x - n;
-  Reg p = Isa::set1(1.327646719e-3F);
-  p = Isa::fma(p, f, Isa::set1(9.675541682e-3F));
-  p = Isa::fma(p, f, Isa::set1(5.550713292e-2F));
-  p = Isa::fma(p, f, Isa::set1(2.402211972e-1F));
-  p = Isa::fma(p, f, Isa::set1(6.931469671e-1F));
-  p = Isa::fma(p, f, Isa::set1(1.0F));
-  return Isa::ldexp(p, n);
+  const Reg f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+  Reg p = Isa::set1(1.8671301659E-3F);
+  p = Isa::fma(p, f, Isa::set1(9.0170297764E-3F));
+  p = Isa::fma(p, f, Isa::set1(5.5799912661E-2F));
+  p = Isa::fma(p, f, Isa::set1(2.4016444385E-1F));
+  p = Isa::fma(p, f, Isa::set1(6.9315129519E-1F));
+  return _mm512_scalef_ps(Isa::fma(p, f, Isa::set1(1.0F)), x);
 }
 
 constexpr float kLog2e = 1.44269504F;
