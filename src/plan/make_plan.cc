@@ -1,8 +1,9 @@
 // make_plan: from a problem and options to one rank's plan.
 #include <fmt/format.h>
 
-#define XXH_INLINE_ALL
-#include <xxhash.h>
+#include <algorithm>
+#include <bit>
+#include <cstring>
 
 #include "plan/choose.h"
 #include "plan/cost.h"
@@ -40,28 +41,35 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
   }
 }
 
+// 64 bits of what was added, in order. Each word goes through a bijection of the state (Stafford's thirteenth mix, the one of
+// SplitMix64), so that two histories of equal lengths that differ in one word never collide.
 class Hash {
  public:
-  Hash() : state_(XXH3_createState()) { XXH3_64bits_reset(state_); }
-  ~Hash() { XXH3_freeState(state_); }
-  Hash(const Hash&) = delete;
-  Hash& operator=(const Hash&) = delete;
-  void add(const void* data, std::size_t bytes) { XXH3_64bits_update(state_, data, bytes); }
-  void add(std::string_view text) {
-    const std::uint64_t size = text.size();
-    add(&size, sizeof size);
-    add(text.data(), text.size());
+  void add(const void* data, std::size_t bytes) {
+    const auto* from = static_cast<const std::byte*>(data);
+    for (std::size_t at = 0; at < bytes; at += sizeof(std::uint64_t)) {
+      std::uint64_t word = 0;
+      std::memcpy(&word, from + at, std::min(bytes - at, sizeof word));
+      mix(word);
+    }
+    mix(bytes);
   }
+  void add(std::string_view text) { add(text.data(), text.size()); }
   template <typename T>
   void add_all(const std::vector<T>& values) {
-    const std::uint64_t size = values.size();
-    add(&size, sizeof size);
     add(values.data(), values.size() * sizeof(T));
   }
-  std::uint64_t value() const { return XXH3_64bits_digest(state_); }
+  std::uint64_t value() const { return state_; }
 
  private:
-  XXH3_state_t* state_;
+  void mix(std::uint64_t word) {
+    std::uint64_t x = (std::rotl(state_, 23) ^ word) + 0x9e3779b97f4a7c15u;
+    x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9u;
+    x = (x ^ (x >> 27)) * 0x94d049bb133111ebu;
+    state_ = x ^ (x >> 31);
+  }
+
+  std::uint64_t state_ = 0;
 };
 
 // What all ranks share: not the rank, its threads or its kernels.
