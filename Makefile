@@ -2,7 +2,7 @@
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup configure build demo demo-cli test test-quick bench sanitize format lint clean
+.PHONY: help setup configure build demo demo-cli test test-quick docs bench sanitize format lint clean
 
 help: ## this list
 	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
@@ -28,6 +28,10 @@ test: build ## every test
 
 test-quick: build ## the tests but for the slow ones and packaging
 	ctest --preset quick --parallel $(JOBS)
+
+docs: configure ## the documentation site: build/docs
+	cmake --build --preset release --parallel $(JOBS) --target ringspan_program
+	@scripts/docs
 
 bench: build ## the benchmarks: JSON under build/bench
 	@scripts/bench
