@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 import ringspan
 import ringspan.torch as rt
-from ringspan.torch import _execute
+from ringspan.torch import _group
 
 PARTS = ("communication", "basic", "precision", "performance")
 STRATEGIES = ("ring", "exchange", "all-gather", "ulysses", "pass-q", "local")
@@ -50,7 +50,7 @@ class Selftest:
 
     def communication(self):
         """Every pair of ranks, small and large messages: the bytes that were sent arrive."""
-        core = _execute.group_named(self.group.group_name).core
+        core = _group.communicator_of(self.group)
         if self.ranks == 1:
             self.say("  one rank: nobody to talk to")
             return

@@ -2,8 +2,6 @@
 
 import copy
 import math
-import pathlib
-import re
 
 import pytest
 
@@ -206,44 +204,3 @@ def test_ranks_train_as_one_process(ranks):
         torch.testing.assert_close(ours_dx, x.grad, atol=1e-6, rtol=1e-4)
         for ours, parameter in zip(weights, blocks.parameters(), strict=True):
             torch.testing.assert_close(ours, parameter.grad, atol=1e-5, rtol=1e-4)
-
-
-def _page(number):
-    page = pathlib.Path(__file__).resolve().parents[2] / "docs" / "longnet.md"
-    return re.findall(r"```python\n(.*?)```", page.read_text(), re.DOTALL)[number]
-
-
-def test_first_block_of_the_page():
-    q, k, v = inputs(9, 70)
-    names = {"q": q, "k": k, "v": v, "x": torch.randn(1, 50, 768)}
-    exec(_page(0), names)
-    assert names["o"].shape == q.shape
-    assert names["branches"].segment_lengths[-2] < 1_000_000 <= names["branches"].segment_lengths[-1]
-    assert names["x"].shape == (1, 50, 768)
-    assert names["PAPER"] is PAPER
-
-
-def _second_block(rank, ranks):
-    torch.manual_seed(10)
-    embedding, head = torch.nn.Embedding(256, 768), torch.nn.Linear(768, 256)
-
-    class Model(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embedding, self.head = embedding, head
-
-        def forward(self, tokens, labels):
-            logits = self.head(names["block"](self.embedding(tokens)))
-            return torch.nn.functional.cross_entropy(logits.transpose(1, 2), labels, reduction="none")
-
-    names = {"LongNetBlock": LongNetBlock, "Sharding": Sharding, "branches": geometric(16, 4, tokens=TOKENS), "dist": dist}
-    names.update(group=dist.group.WORLD, rank=rank, n=TOKENS, tokens=torch.randint(256, (1, TOKENS)), model=Model())
-    exec(_page(1), names)
-    return names["loss"].item(), head.weight.grad.numpy(), embedding.weight.grad.numpy()
-
-
-def test_second_block_of_the_page():
-    one, two = run_ranks(1, _second_block)[0], run_ranks(2, _second_block)[1]
-    assert one[0] == pytest.approx(two[0], abs=1e-5)
-    for ours, theirs in zip(two[1:], one[1:], strict=True):
-        torch.testing.assert_close(torch.from_numpy(ours), torch.from_numpy(theirs), atol=1e-5, rtol=1e-4)

@@ -2,7 +2,7 @@
 
 import contextlib
 
-from ..errors import Error, InvalidArgument, Unsupported
+from ..errors import InvalidArgument, Unsupported
 
 
 def attend(q, k, v, **arguments):
@@ -11,17 +11,13 @@ def attend(q, k, v, **arguments):
     return attention(q, k, v, **arguments)
 
 
-@contextlib.contextmanager
 def together(group):
     """An error of one rank inside is raised on all, instead of leaving the others waiting for it. Nothing collective may be inside."""
-    try:
-        yield
-    except Error as error:
-        if group is not None:
-            from ..torch import _attention, _execute, _transport
+    if group is None:
+        return contextlib.nullcontext()
+    from ..torch import _group
 
-            _execute.group_named(_transport.name_of(_transport.group_of(group))).refuse(error, _attention._deadline)
-        raise
+    return _group.together(group)
 
 
 def refuse(argument, value, alternative):

@@ -9,7 +9,7 @@ from .._core import Pattern
 from .._pattern import window_pair
 from .._sharding import Sharding, canonical
 from ..errors import Error, InvalidArgument, UnknownArgument, Unsupported
-from . import _execute, _ops, _transport
+from . import _execute, _group, _ops, _transport
 from ._spec import decode, encode
 
 LAYOUTS = ("bshd", "bhsd", "thd")
@@ -35,19 +35,6 @@ _ELSEWHERE = {
     "block_table": "paged keys are not supported",
     "process_group": "it is group= here",
 }
-_deadline = 60.0
-
-
-def set_deadline(seconds: float) -> None:
-    """How long another rank may show no sign of life before a call on a group fails (60 at first).
-
-    A rank shows life while it is inside ringspan. One that does something else for longer (writes a checkpoint, evaluates) needs a
-    longer deadline on the others.
-    """
-    global _deadline
-    if not seconds > 0:
-        raise InvalidArgument(f"the deadline ({seconds}) must be positive")
-    _deadline = float(seconds)
 
 
 def _refuse_unknown(unknown):
@@ -159,23 +146,29 @@ def attention(
     q is (batch, tokens, heads, head_dim), k and v may have fewer heads (GQA: query head h reads kv head h // (heads / kv_heads)).
     layout "bhsd" swaps tokens and heads, "thd" has no batch; strided views are read in place. float32, bfloat16, float16.
 
-    Who attends whom
-      pattern       text of docs/cli.md or ringspan.Pattern: "causal & window:4095,0", "dilated:2048x1,4096x2", "prefix:100", ...
-      causal        aligned at the lower right corner where q and k differ in length ("causal@top_left" in a pattern: upper left)
-      window        (left, right), inclusive; -1: no bound on that side
-      cu_seqlens    packed documents: (documents + 1) offsets into all tokens, of all ranks; cu_seqlens_k where keys differ
-      lengths       (batch): tokens of each batch item that are not padding, over all ranks; lengths_k where keys differ
-    Scores
-      scale (None: 1 / sqrt(head_dim)), softcap, alibi_slopes (heads) or (batch, heads), sinks (heads) with a gradient, dropout_p;
-      dropout_seed: else drawn from torch's generator, and that of rank 0 counts.
-    Ranks
-      group         None: this process alone, always. A process group or one-dimensional DeviceMesh: q, k, v are this rank's
-                    shards, and every rank of the group makes the same call.
-      ranks         N: whole tensors, computed as N ranks would, in threads of this process (for tests and studies)
-      sharding      a name, or a Sharding; with a name the tokens are the sum of what the ranks hold, dealt as the name says
-      strategy      "auto", "ring", "exchange", "all-gather", "ulysses", "pass-q", "local"
-      deadline      seconds without a sign of life of another rank after which all fail; see set_deadline
-      memory_budget bytes per rank (0: unlimited), bucket_rows: rows that travel at once (0: as the planner thinks best)
+    Who attends whom:
+
+    - `pattern`: text of docs/cli.md or ringspan.Pattern: `"causal & window:4095,0"`, `"dilated:2048x1,4096x2"`, `"prefix:100"`, ...
+    - `causal`: aligned at the lower right corner where q and k differ in length (`"causal@top_left"` in a pattern: upper left)
+    - `window`: (left, right), inclusive; -1: no bound on that side
+    - `cu_seqlens`: packed documents: (documents + 1) offsets into all tokens, of all ranks; `cu_seqlens_k` where keys differ
+    - `lengths`: (batch): tokens of each batch item that are not padding, over all ranks; `lengths_k` where keys differ
+
+    Scores:
+
+    - `scale` (None: 1 / sqrt(head_dim)), `softcap`, `alibi_slopes` (heads) or (batch, heads), `sinks` (heads) with a gradient
+    - `dropout_p`; `dropout_seed`: else drawn from torch's generator, and that of rank 0 counts
+
+    Ranks:
+
+    - `group`: None: this process alone, always. A process group or one-dimensional DeviceMesh: q, k, v are this rank's shards, and
+      every rank of the group makes the same call
+    - `ranks`: N: whole tensors, computed as N ranks would, in threads of this process (for tests and studies)
+    - `sharding`: a name, or a Sharding; with a name the tokens are the sum of what the ranks hold, dealt as the name says
+    - `strategy`: `"auto"`, `"ring"`, `"exchange"`, `"all-gather"`, `"ulysses"`, `"pass-q"`, `"local"`
+    - `deadline`: seconds without a sign of life of another rank after which all fail; see set_deadline
+    - `memory_budget`: bytes per rank (0: unlimited); `bucket_rows`: rows that travel at once (0: as the planner thinks best)
+    - `kernel`: a kernel by name, instead of the best one
 
     Returns o in the layout of q, and with return_lse=True also lse (batch, heads, tokens; "thd": (heads, tokens)), float32,
     natural logarithm, differentiable. Results are always deterministic; `deterministic` is accepted for the likes of flash-attn.
@@ -197,11 +190,11 @@ def attention(
             q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
             lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
             dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, strategy=strategy, layout=layout,
-            deadline=_deadline if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
+            deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
         )  # fmt: skip
     except Error as error:
         if name and not torch.compiler.is_compiling():
-            _execute.group_named(name).refuse(error, _deadline)  # the others raise it too
+            _group.refuse(name, error)  # the others raise it too
         raise
     o, lse, _ = _ops.attention_forward(*inputs, text, name)
     if layout == "bhsd":

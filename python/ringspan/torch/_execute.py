@@ -2,6 +2,10 @@
 
 Sessions hold a plan and its arena. They are kept for the latest problems and used again; what backward needs of forward besides
 tensors leaves the session as a tensor (`saved`), so that the layers of a model share one.
+
+Sessions do not share an arena. An arena is given to a session when it is made, and making one on a group is collective: a larger
+problem would need a larger arena, for which the sessions made before would have to be made anew, on all ranks at once, although how
+much larger it has to be is different on each rank. A training run has one session, and one more where it evaluates.
 """
 
 import hashlib

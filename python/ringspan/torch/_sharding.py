@@ -51,10 +51,12 @@ class _SumOverRanks(torch.autograd.Function):
 class Sharding(_Sharding):
     """A ringspan.Sharding with tensors: shard, unshard, positions for RoPE, labels, the mean of losses.
 
-        sharding = Sharding("zigzag", tokens=n, ranks=dist.get_world_size(group))
-        x = sharding.shard(x, rank=r)                       # (batch, tokens, ...) -> (batch, this rank's tokens, ...)
-        o = attention(q, k, v, causal=True, group=group, sharding=sharding)
-        whole = sharding.unshard(o, group=group)
+    ```python
+    sharding = Sharding("zigzag", tokens=n, ranks=dist.get_world_size(group))
+    x = sharding.shard(x, rank=r)                       # (batch, tokens, ...) -> (batch, this rank's tokens, ...)
+    o = attention(q, k, v, causal=True, group=group, sharding=sharding)
+    whole = sharding.unshard(o, group=group)
+    ```
     """
 
     def index(self, rank: int) -> torch.Tensor:

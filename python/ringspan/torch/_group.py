@@ -1,0 +1,49 @@
+"""What the rest of the package may ask of a group: to pass an error on to all of its ranks, its deadline, its communicator."""
+
+import contextlib
+
+from ..errors import Error, InvalidArgument
+from . import _execute, _transport
+
+_deadline = 60.0
+
+
+def set_deadline(seconds: float) -> None:
+    """How long another rank may show no sign of life before a call on a group fails (60 at first).
+
+    A rank shows life while it is inside ringspan. One that does something else for longer (writes a checkpoint, evaluates) needs a
+    longer deadline on the others.
+    """
+    global _deadline
+    if not seconds > 0:
+        raise InvalidArgument(f"the deadline ({seconds}) must be positive")
+    _deadline = float(seconds)
+
+
+def deadline() -> float:
+    return _deadline
+
+
+def name_of(group) -> str:
+    """The name by which the ops know a process group or a dimension of a DeviceMesh."""
+    return _transport.name_of(_transport.group_of(group))
+
+
+def communicator_of(group):
+    """The library's communicator on the group."""
+    return _execute.group_named(name_of(group)).core
+
+
+def refuse(name, error):
+    """Takes part in the call of attention that the other ranks of the group make, with this rank's error: all raise it."""
+    _execute.group_named(name).refuse(error, _deadline)
+
+
+@contextlib.contextmanager
+def together(group):
+    """An error of one rank inside is raised on all, instead of leaving the others waiting. Nothing collective may be inside."""
+    try:
+        yield
+    except Error as error:
+        refuse(name_of(group), error)
+        raise
