@@ -1,0 +1,35 @@
+"""Every command line of the program in README.md, the guides and the pages for beginners runs as it stands there."""
+
+import os
+import pathlib
+import re
+import shlex
+import subprocess
+import tempfile
+import unittest
+
+PROGRAM = os.environ["RINGSPAN_PROGRAM"]
+ROOT = pathlib.Path(os.environ["RINGSPAN_SOURCE"])
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / name for name in ("start.md", "longnet.md")), *sorted((ROOT / "docs/guides").glob("*.md"))]
+
+
+def command_lines(page):
+    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+    return re.findall(r"^    (ringspan [^#\n]*)", text, re.MULTILINE)
+
+
+class CommandLines(unittest.TestCase):
+    def test_every_one_runs(self):
+        lines = {" ".join(line.split()): page for page in PAGES for line in command_lines(page)}  # each once
+        self.assertGreater(len(lines), 7)
+        with tempfile.TemporaryDirectory() as folder:
+            (pathlib.Path(folder) / "examples").symlink_to(ROOT / "examples")
+            for line, page in lines.items():
+                with self.subTest(line, page=page.name):
+                    arguments = [PROGRAM, *shlex.split(line)[1:]]
+                    done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
+                    self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+
+if __name__ == "__main__":
+    unittest.main()
