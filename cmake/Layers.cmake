@@ -10,7 +10,7 @@
 include_guard(GLOBAL)
 
 # Not core under ThreadSanitizer: pure functions, and memory, which runs what other tests run, at larger sizes.
-set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|memory)_")
+set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|memory|kernels_property)_")
 set(RINGSPAN_TEST_KINDS property parity gradient faults conformance errors)
 
 add_library(ringspan_options INTERFACE)

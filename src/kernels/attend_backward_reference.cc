@@ -53,16 +53,14 @@ class HeadBackward {
     const float exponent = score.value - lse;
     const float p = exponent > 0.0F ? 1.0F : std::exp(exponent);  // NaN stays NaN
     const bool dropped = params_.shape.dropout && dropout_.is_dropped(i, j);
+    const float factor = dropped ? 0.0F : params_.output_scale * dropout_keep(params_);
     float dp = 0.0F;
-    if (!dropped) {
-      const float factor = params_.output_scale * dropout_keep(params_);
-      float* dv = row_of<float>(task_.dv, batch_, kv_, c);
-      for (int e = 0; e < params_.shape.head_dim_v; ++e) {
-        dp += Storage<kType>::load(d_out[e]) * Storage<kType>::load(v[e]);
-        dv[e] += factor * p * Storage<kType>::load(d_out[e]);
-      }
-      dp *= factor;
+    float* dv = row_of<float>(task_.dv, batch_, kv_, c);
+    for (int e = 0; e < params_.shape.head_dim_v; ++e) {
+      dp += Storage<kType>::load(d_out[e]) * Storage<kType>::load(v[e]);
+      dv[e] += factor * p * Storage<kType>::load(d_out[e]);
     }
+    dp *= factor;
     const float delta = *row_of<float>(task_.delta, batch_, t_, row);
     const float ds = params_.scale * (p * (dp - delta) * score.derivative);
     float* dq = row_of<float>(task_.dq, batch_, t_, row);

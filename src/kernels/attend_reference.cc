@@ -69,9 +69,10 @@ class HeadForward {
       if (s == kMinusInfinity) continue;  // no weight, also while m is -inf
       const float p = std::exp(s - m_new);
       l += p;
-      if (params_.shape.dropout && dropout_.is_dropped(i, task_.k_first + c * task_.k_step)) continue;
+      const bool dropped = params_.shape.dropout && dropout_.is_dropped(i, task_.k_first + c * task_.k_step);
+      const float weight = dropped ? 0.0F : keep * p;  // of a visible key, which a NaN passes whatever its weight
       const Element* v = v_ + c * task_.v.row_stride;
-      for (int e = 0; e < params_.shape.head_dim_v; ++e) acc[e] += keep * p * Storage<kType>::load(v[e]);
+      for (int e = 0; e < params_.shape.head_dim_v; ++e) acc[e] += weight * Storage<kType>::load(v[e]);
     }
   }
 
