@@ -1,7 +1,7 @@
 """Pages of the documentation site that are made from the rest of the repository; mkdocs calls the functions named on_*.
 
 Made: the examples' READMEs, HACKING, CONTRIBUTING and CHANGELOG, an index of the decisions, a page for each public header, the
-capability table (asked of the program, RINGSPAN_PROGRAM), and a page for each other file that a page links to. Links that lead
+capability table (asked of the program, RINGSPAN_PROGRAM), and a page for each other file or folder that a page links to. Links that lead
 out of docs/ in the repository are rewritten to these pages, so that one text serves in the repository and on the site; a link to
 nothing is left as it is, for mkdocs to reject.
 """
@@ -20,7 +20,8 @@ ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 PICTURE = re.compile(r"^!\[([^\]]*)\]\((\S+\.svg)\)$", re.MULTILINE)
 FENCE = re.compile(r"^ {0,3}(```|~~~)")
-LANGUAGES = {".h": "cpp", ".cc": "cpp", ".c": "c", ".py": "python", ".json": "json", ".yml": "yaml", ".toml": "toml", ".txt": "text"}
+LANGUAGES = {".h": "cpp", ".cc": "cpp", ".c": "c", ".py": "python", ".yml": "yaml", ".toml": "toml", ".txt": "text"}
+DATA = (".json", ".png", ".svg", ".safetensors")
 ABOUT_PROJECT = ("HACKING.md", "CONTRIBUTING.md", "CHANGELOG.md")
 C_HEADER = "ringspan_c.h"
 
@@ -255,6 +256,22 @@ def on_config(config):
 LATER = ("comparison.md", "cuda.md")  # in the navigation once they are there
 
 
+def _add_linked(target, files, config):
+    """A file or folder outside docs/ to which a page links: source as a page, data and pictures as they are, a folder as a list."""
+    path = ROOT / target
+    if path.suffix in DATA:
+        _pages[target] = f"source/{target}"
+        files.append(File.generated(config, _pages[target], content=path.read_bytes()))
+        return
+    if path.is_dir():
+        text = f"# {target}\n\n" + "".join(f"- `{entry.name}{'/' if entry.is_dir() else ''}`\n" for entry in sorted(path.iterdir()))
+    else:
+        text = f"# {target}\n\n" + _code(path.read_text(), LANGUAGES.get(path.suffix, "text"))
+    _pages[target] = f"source/{target}.md"
+    _origins[_pages[target]] = target
+    files.append(File.generated(config, _pages[target], content=text))
+
+
 def on_files(files, config):
     _origins.clear()
     _pages.clear()
@@ -271,17 +288,8 @@ def on_files(files, config):
     _pages[f"include/ringspan/{C_HEADER}"] = "reference/c.md"
     for page, text in texts.items():
         for target in _links(text, _origins[page]):
-            path = ROOT / target
-            if _page_of(target) or target.startswith("docs/") or not path.is_file():
-                continue
-            if path.suffix in (".png", ".svg"):
-                _pages[target] = f"pictures/{target.replace('/', '-')}"
-                files.append(File.generated(config, _pages[target], content=path.read_bytes()))
-            else:
-                _pages[target] = f"source/{target}.md"
-                text = f"# {target}\n\n" + _code(path.read_text(), LANGUAGES.get(path.suffix, "text"))
-                files.append(File.generated(config, _pages[target], content=text))
-                _origins[_pages[target]] = target
+            if not _page_of(target) and not target.startswith("docs/") and (ROOT / target).exists():
+                _add_linked(target, files, config)
     return files
 
 
