@@ -94,6 +94,7 @@ class UnitForward {
     const IndexRange keys = indices_between(task.k_first, task.k_step, task.k_count, first + task.lo, last + task.hi);
     // Tiles begin at multiples of their size, counted from the task's first key, whatever part of it is seen.
     const IndexRange all{keys.begin / kKeyTile * kKeyTile, keys.end};
+    if (is_few(task, heads, all)) return run_few(task, heads, rows, all);
     const std::int64_t tiles = ceil_div(heads.size() * rows.size(), kQueryTile);
     const std::int64_t length =
         kKeyTile * (tiles > kAheadTiles ? s_.run_tiles : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
@@ -137,13 +138,11 @@ class UnitForward {
     if (wanted == packed_) return;
     packed_ = wanted;
     for (std::int64_t c = run.begin, n = 0; c < run.end; c += kKeyTile, ++n) {
-      const int keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
+      const IndexRange tile{c, std::min(c + kKeyTile, run.end)};
       k_finite_[n] =
-          ops_.pack_keys(s_.dims, s_.k + n * s_.bytes_of.keys,
-                         {key_row(task, task.k, c), task.k.row_stride, nullptr, keys, params_.shape.head_dim, tile_.ahead});
+          ops_.pack_keys(s_.dims, s_.k + n * s_.bytes_of.keys, key_source(task, task.k, tile, params_.shape.head_dim));
       v_finite_[n] =
-          ops_.pack_values(s_.dims, s_.v + n * s_.bytes_of.values,
-                           {key_row(task, task.v, c), task.v.row_stride, nullptr, keys, params_.shape.head_dim_v, tile_.ahead});
+          ops_.pack_values(s_.dims, s_.v + n * s_.bytes_of.values, key_source(task, task.v, tile, params_.shape.head_dim_v));
     }
   }
 
@@ -155,6 +154,46 @@ class UnitForward {
     return reach <= std::numeric_limits<std::int32_t>::max() ? together : 1;
   }
 
+  // Decided by the task and unit alone, not by the rows of this call: the bits are not those of packed tiles.
+  bool is_few(const AttendTask& task, IndexRange heads, IndexRange keys) const {
+    return ops_.attend_few != nullptr && !params_.shape.alibi && !params_.shape.dropout &&
+           heads.size() * task.q_count <= kFewRows && keys.end <= std::numeric_limits<std::int32_t>::max() &&
+           heads_of_tile(task, {0, task.q_count}, heads) == heads.size();
+  }
+
+  // One tile of queries: its state is read and written once. Keys that all queries of the task see are read in place.
+  void run_few(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange keys) {
+    const IndexRange first = keys_of_row(task, 0), last = keys_of_row(task, task.q_count - 1);
+    const IndexRange common{std::max(first.begin, last.begin), std::min(first.end, last.end)};
+    tile_.rows = gather(task, heads, rows, keys);
+    if (tile_.rows == 0) return;
+    tile_.task_rows = static_cast<int>(heads.size() * task.q_count);
+    load(task, heads.begin, heads.size(), rows.begin);
+    for (std::int64_t c = keys.begin; c < keys.end; c += kKeyTile) {
+      const IndexRange here{c, std::min(c + kKeyTile, keys.end)};
+      look_ahead(task, {here.end, std::min(here.end + kKeyTile, keys.end)}, 1);
+      if (here.begin >= common.begin && here.end <= common.end) {
+        tile_.keys = static_cast<int>(here.size());
+        std::fill_n(s_.tile_begin, tile_.rows, 0);
+        std::fill_n(s_.tile_end, tile_.rows, tile_.keys);
+        ops_.attend_few(tile_, key_source(task, task.k, here, params_.shape.head_dim),
+                        key_source(task, task.v, here, params_.shape.head_dim_v), s_.k, s_.v);
+        packed_ = {};
+      } else if (clip(keys, c, 0)) {
+        pack(task, here);
+        clip(keys, c, 0);
+        ops_.attend(tile_);
+      }
+      progress_.tick();
+    }
+    tile_.ahead = nullptr;
+    store(task, heads.begin, rows.begin);
+  }
+
+  RowSource key_source(const AttendTask& task, const KeyRows& rows, IndexRange keys, int width) const {
+    return {key_row(task, rows, keys.begin), rows.row_stride, nullptr, static_cast<int>(keys.size()), width, tile_.ahead};
+  }
+
   void run_heads(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
     const std::int64_t head = task.head_first + heads.begin * task.head_step;
     slope_ = alibi_slope(params_, unit_.batch, head);
@@ -164,7 +203,7 @@ class UnitForward {
       if (tile_.rows == 0) continue;
       load(task, heads.begin, heads.size(), row);
       for (std::int64_t c = run.begin; c < run.end; c += kKeyTile) {
-        if (!clip(run, c)) continue;
+        if (!clip(run, c, (c - run.begin) / kKeyTile)) continue;
         if (params_.shape.alibi) set_distances(task, row, c);
         if (params_.shape.dropout) set_factors(task, head, row, c);
         ops_.attend(tile_);
@@ -191,8 +230,8 @@ class UnitForward {
     return count;
   }
 
-  // Sets the tile to the keys from c on; false where no row sees one.
-  bool clip(IndexRange run, std::int64_t c) {
+  // Sets the tile to the keys from c on, the n-th that are packed; false where no row sees one.
+  bool clip(IndexRange run, std::int64_t c, std::int64_t n) {
     const auto first = static_cast<std::int32_t>(c - run.begin);
     tile_.keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
     if (s_.begin[tile_.rows - 1] >= first + tile_.keys && s_.begin[0] >= first + tile_.keys) return false;
@@ -202,7 +241,6 @@ class UnitForward {
       s_.tile_end[r] = std::clamp(s_.end[r] - first, 0, tile_.keys);
       seen = seen || s_.tile_begin[r] < s_.tile_end[r];
     }
-    const std::int64_t n = first / kKeyTile;
     tile_.k = s_.k + n * s_.bytes_of.keys;
     tile_.v = s_.v + n * s_.bytes_of.values;
     tile_.k_finite = k_finite_[n];

@@ -72,6 +72,20 @@ TEST_P(FewQueriesTest, SameBitsForAnyNumberOfThreads) {
   }
 }
 
+// Queries so far apart that ranges of positions are dealt to threads, each with some of them.
+TEST_P(FewQueriesTest, SameBitsHoweverRowsAreDealt) {
+  Spec s = spec(6, 1, 700);
+  s.q_step = 1000;
+  World one(s);
+  const std::vector<Part> parts{one.whole(), one.whole(-4700, -10)};
+  run_kernel(kernel(), one, parts, 1);
+  expect_forward(one, parts, s.describe());
+  World many(s);
+  run_kernel(kernel(), many, parts, 3);
+  EXPECT_EQ(many.l.bytes(), one.l.bytes());
+  EXPECT_EQ(many.acc.bytes(), one.acc.bytes());
+}
+
 // A key that only the last query sees holds NaN; a query that sees nothing keeps its state bit for bit.
 TEST_P(FewQueriesTest, VisibleNanShowsInItsRowsOnly) {
   Spec s = spec(4, 2, 5000);

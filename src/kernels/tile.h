@@ -20,6 +20,7 @@ namespace ringspan::kernels {
 inline constexpr int kRowBlock = 6;         // rows of a register tile
 inline constexpr int kQueryTile = 96;       // forward: queries of a tile
 inline constexpr int kKeyTile = 256;        // forward: keys of a tile
+inline constexpr int kFewRows = 48;         // forward: queries up to which keys are read in place
 inline constexpr int kScorePad = 16;        // added to the row stride of scores, against cache set conflicts
 inline constexpr int kGradQueryTile = 128;  // backward: queries of a tile
 
@@ -68,7 +69,8 @@ struct ForwardTile {
   std::int64_t distance_step;
   const float* factors;  // dropout: rows x factor_stride, valid in [begin, end); nullptr: none
   std::int64_t factor_stride;
-  Ahead* ahead;  // nullptr: nothing to fetch
+  Ahead* ahead;   // nullptr: nothing to fetch
+  int task_rows;  // of attend_few: rows of the task, which decide how, so that bits do not depend on how rows are dealt
 };
 
 struct BackwardTile {
@@ -107,6 +109,9 @@ struct TileOps {
   bool (*pack_values)(const TileDims& dims, void* out, const RowSource& v);
   bool (*pack_queries)(const TileDims& dims, void* out, const RowSource& q, float scale);
   void (*attend)(const ForwardTile& tile);
+  // The same for at most kFewRows queries that all see every key of the tile, without ALiBi and dropout, from rows that are not
+  // packed; k_space and v_space have room for packed ones. nullptr: packing pays here too.
+  void (*attend_few)(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space);
 
   int (*key_capacity)(const TileDims& dims);
   BackwardBytes (*backward_bytes)(const TileDims& dims, int key_capacity);

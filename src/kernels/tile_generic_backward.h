@@ -1,4 +1,6 @@
 // The second half of tile_generic.h: the backward tile and the table.
+#include "kernels/tile_generic_few.h"
+
 namespace ringspan::kernels {
 namespace {
 
@@ -180,8 +182,8 @@ void attend_backward_tile(const BackwardTile& tile) {
 }
 
 constexpr TileOps make_tile_ops() {
-  return {kWidth,       false,          forward_bytes, pack_keys,     pack_values,          pack_queries, attend_tile,
-          key_capacity, backward_bytes, begin_keys,    begin_queries, attend_backward_tile, end_keys};
+  return {kWidth,     false,        forward_bytes,  pack_keys,  pack_values,   pack_queries,         attend_tile,
+          attend_few, key_capacity, backward_bytes, begin_keys, begin_queries, attend_backward_tile, end_keys};
 }
 
 }  // namespace

@@ -429,6 +429,7 @@ constexpr TileOps make_pair_tile_ops() {
           pack_values_by_type,
           pack_queries_by_type,
           attend_by_type,
+          nullptr,
           key_capacity_pairs,
           backward_bytes_by_type,
           begin_keys_by_type,

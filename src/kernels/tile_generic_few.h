@@ -1,0 +1,156 @@
+// Part of tile_generic.h: few queries that all see every key of a tile. Keys and values are used once, so they are not packed:
+// float32 rows are read where they lie, 16-bit ones converted to rows. Queries lie along vectors, so that keys are the left
+// operand of
+//     s^T = k q^T        acc += p v        (p^T: [key][query])
+// and maxima, exponentials and sums of all queries are taken together. Of one to four queries, most of a vector would be empty:
+// their scores are dot products along the head dimension.
+namespace ringspan::kernels {
+namespace {
+
+constexpr int kFewVectors = (kFewRows + kWidth - 1) / kWidth;
+
+struct FewRows {
+  const float* data;
+  std::int64_t stride;
+};
+
+// Rows as float32: themselves, or a copy in `space`, also where vectors would read beyond the end of a row.
+inline FewRows as_floats(const TileDims& dims, const RowSource& source, void* space, bool whole_vectors) {
+  if (dims.dtype == 0 && (!whole_vectors || source.width % kWidth == 0))
+    return {static_cast<const float*>(source.data), source.stride};
+  auto* const copy = static_cast<float*>(space);
+  const std::int64_t stride = whole_vectors ? up(source.width) : source.width;
+  kPackRows[dims.dtype](copy, stride, source, 1.0F);
+  if (stride != source.width) {
+    for (int row = 0; row < source.rows; ++row) fill(copy + row * stride, source.width, static_cast<int>(stride), 0.0F);
+  }
+  return {copy, stride};
+}
+
+// columns[e][query]: the packed queries, turned; absent ones are zero.
+inline void turn_queries(const ForwardTile& tile, int vectors, float* columns) {
+  const auto* q = static_cast<const float*>(tile.q);
+  const std::int64_t stride = query_stride(tile.dims);
+  for (int v = 0; v < vectors; ++v) {
+    for (int e = 0; e < tile.dims.head_dim; e += kWidth) {
+      const int elements = at_most(kWidth, tile.dims.head_dim - e);
+      Reg t[kWidth];
+      for (int r = 0; r < kWidth; ++r) {
+        const int row = v * kWidth + r;
+        t[r] = row < tile.rows ? Isa::load_partial(q + row * stride + e, elements) : Isa::zero();
+      }
+      Isa::transpose(t);
+      for (int c = 0; c < elements; ++c) Isa::store(columns + (e + c) * vectors * kWidth + v * kWidth, t[c]);
+    }
+  }
+}
+
+// Scores s[key][query] become probabilities; shrink: e^(m - m').
+inline void softmax_columns(const ForwardTile& tile, int vectors, float* s, float* shrink) {
+  const std::int64_t stride = vectors * kWidth;
+  const Reg cap = Isa::set1(tile.softcap), inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
+  for (int v = 0; v < vectors; ++v) {
+    float* const scores = s + v * kWidth;
+    const int present = at_most(kWidth, tile.rows - v * kWidth);
+    Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
+    for (int key = 0; key < tile.keys; ++key) {
+      Reg x = Isa::load(scores + key * stride);
+      if (tile.softcap > 0.0F) Isa::store(scores + key * stride, x = cap * tanh_of(x * inverse));
+      top[key % 2] = Isa::max(x, top[key % 2]);
+    }
+    const Reg tile_m = Isa::max(top[0], top[1]);
+    const Reg old_m = Isa::load_partial(tile.m + v * kWidth, present);
+    const Reg new_m = tile_m > old_m ? tile_m : old_m;
+    const Reg origin = new_m == Isa::set1(-kInf) ? Isa::zero() : new_m;  // no inf - inf
+    const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
+    Reg sum[2] = {Isa::zero(), Isa::zero()};
+    for (int key = 0; key < tile.keys; ++key) {
+      const Reg p = exp_of(Isa::load(scores + key * stride) - origin);
+      Isa::store(scores + key * stride, p);
+      sum[key % 2] += p;
+    }
+    Isa::store(shrink + v * kWidth, factor);
+    Isa::store_partial(tile.m + v * kWidth, new_m, present);
+    Isa::store_partial(tile.l + v * kWidth, Isa::fma(Isa::load_partial(tile.l + v * kWidth, present), factor, sum[0] + sum[1]),
+                       present);
+  }
+}
+
+constexpr int kDotRows = 4;
+
+// Scores [row][key] of at most kDotRows queries.
+inline void dot_scores(const ForwardTile& tile, const FewRows& keys) {
+  const int depth = tile.dims.head_dim;
+  for (int key = 0; key < tile.keys; key += kWidth) {
+    if (tile.ahead != nullptr) fetch_lines(tile.ahead, kWidth * static_cast<int>(tile.ahead->rows[0].row_lines));
+    const int present = at_most(kWidth, tile.keys - key);
+    for (int row = 0; row < tile.rows; ++row) {
+      const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
+      Reg t[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        t[i] = Isa::zero();
+        if (i >= present) continue;
+        const float* const k = keys.data + (key + i) * keys.stride;
+        int e = 0;
+        for (; e + kWidth <= depth; e += kWidth) t[i] = Isa::fma(Isa::load(k + e), Isa::load(q + e), t[i]);
+        if (e < depth) t[i] = Isa::fma(Isa::load_partial(k + e, depth - e), Isa::load_partial(q + e, depth - e), t[i]);
+      }
+      Isa::transpose(t);
+      for (int width = kWidth / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) t[i] += t[i + width];
+      }
+      Isa::store(static_cast<float*>(tile.work) + row * kScoreStride + key, t[0]);
+    }
+  }
+}
+
+inline void attend_dots(const ForwardTile& tile, const FewRows& keys, const FewRows& values) {
+  dot_scores(tile, keys);
+  float shrink[kDotRows];
+  for (int row = 0; row < tile.rows; ++row) shrink[row] = softmax_row(tile, row, {0, tile.keys});
+  for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
+    const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
+    multiply(tile.rows, width / kWidth, Left{static_cast<const float*>(tile.work), kScoreStride, 1}, values.data + column,
+             values.stride, tile.keys, ShrinkAndAdd{tile.acc + column, tile.acc_stride, shrink}, tile.ahead);
+  }
+}
+
+void attend_few(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space) {
+  constexpr int kKeys = kVectors >= 4 ? 12 : 6;  // of a block of one vector: enough chains to hide the latency
+  const int vectors = (tile.rows + kWidth - 1) / kWidth, depth = tile.dims.head_dim;
+  const std::int64_t stride = vectors * kWidth;
+  float* const columns = static_cast<float*>(tile.work);
+  float* const scores = columns + depth * stride;
+  const FewRows keys = as_floats(tile.dims, k, k_space, false), values = as_floats(tile.dims, v, v_space, true);
+  if (tile.task_rows <= kDotRows) return attend_dots(tile, keys, values);
+  turn_queries(tile, vectors, columns);
+  for (int first = 0; first < vectors; first += kVectors) {  // of queries
+    const int here = at_most(kVectors, vectors - first);
+    const int block = here == 1 ? kKeys : kRowBlock;
+    for (int key = 0; key < tile.keys; key += block) {
+      const Left left{keys.data + key * keys.stride, keys.stride, 1};
+      const Assign store{scores + key * stride + first * kWidth, stride};
+      if (here == 1 && key + kKeys <= tile.keys) {
+        multiply_block<kKeys, 1>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
+        continue;
+      }
+      for (int part = 0; part < at_most(block, tile.keys - key); part += kRowBlock) {
+        multiply(at_most(kRowBlock, tile.keys - key - part), here, Left{left.data + part * keys.stride, keys.stride, 1},
+                 columns + first * kWidth, stride, depth, Assign{store.out + part * stride, stride}, tile.ahead);
+      }
+    }
+  }
+  float shrink[kFewVectors * kWidth];
+  softmax_columns(tile, vectors, scores, shrink);
+  for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
+    const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
+    for (int row = 0; row < tile.rows; row += kRowBlock) {
+      multiply(at_most(kRowBlock, tile.rows - row), width / kWidth, Left{scores + row, 1, stride}, values.data + column,
+               values.stride, tile.keys, ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row},
+               tile.ahead);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace ringspan::kernels
