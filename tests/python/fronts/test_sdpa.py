@@ -7,6 +7,8 @@ import dense
 from ringspan import Unsupported
 from ringspan.fronts.sdpa import scaled_dot_product_attention
 
+# Before 2.5 torch has no enable_gqa, and gives NaN to a row that sees nothing.
+LIKE_TORCH = tuple(int(part) for part in torch.__version__.split(".")[:2]) >= (2, 5)
 B, H, NQ, NK, D = 3, 4, 11, 17, 8  # no two are equal
 
 
@@ -19,7 +21,8 @@ def compare(q, k, v, seen, *, name, scale=None, **arguments):
 
     out = scaled_dot_product_attention(q, k, v, scale=scale, **arguments)
     dense.check(out, (q, k, v), reference, name=name)
-    dense.close(f"{name} against torch", out, torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, **arguments))
+    if LIKE_TORCH:
+        dense.close(f"{name} against torch", out, torch.nn.functional.scaled_dot_product_attention(q, k, v, scale=scale, **arguments))
 
 
 def inputs(kv_heads=H, n_k=NK):
