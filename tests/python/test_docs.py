@@ -12,7 +12,7 @@ import blocks
 
 ROOT = blocks.DOCS.parent
 PAGES = [blocks.DOCS / f"{name}.md" for name in ("index", "start", "concepts", "python", "longnet")]
-PAGES += sorted((blocks.DOCS / "guides").glob("*.md"))
+PAGES += sorted((blocks.DOCS / "guides").glob("*.md")) + sorted((blocks.DOCS / "reference").glob("*.md"))
 ALONE, RANKED = blocks.blocks_of(*PAGES)
 
 
