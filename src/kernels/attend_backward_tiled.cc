@@ -8,11 +8,15 @@
 #include "kernels/progress.h"
 #include "kernels/score.h"
 #include "kernels/task_view.h"
+#include "kernels/turnstile.h"
 
 namespace ringspan::kernels {
 namespace {
 
 constexpr std::int64_t kFactorPad = kScorePad;
+constexpr int kHeadShift = 40;  // rows of a head, in the order in which an item walks over rows
+// Units per thread from which on units alone keep the threads busy.
+constexpr std::int64_t kEnoughUnits = 4;
 
 // Scratch of one thread.
 struct BackwardScratch {
@@ -47,6 +51,12 @@ struct BackwardScratch {
   }
 };
 
+// Keys that some query of the task sees.
+IndexRange keys_of_task(const AttendTask& task) {
+  const std::int64_t last = task.q_first + (task.q_count - 1) * task.q_step;
+  return indices_between(task.k_first, task.k_step, task.k_count, task.q_first + task.lo, last + task.hi);
+}
+
 // Everything one thread does for one unit.
 class UnitBackward {
  public:
@@ -68,15 +78,18 @@ class UnitBackward {
   }
 
   void run(const AttendTask& task) {
+    const IndexRange keys = keys_of_task(task);
+    for (std::int64_t begin = keys.begin; begin < keys.end; begin += s_.key_tile)
+      run(task, {begin, std::min(begin + s_.key_tile, keys.end)}, nullptr);
+  }
+
+  // One tile of keys; `turnstile`: others add to the same rows of dq.
+  void run(const AttendTask& task, IndexRange keys, Turnstile::Item* turnstile) {
     const IndexRange heads = heads_of_unit(task, unit_, params_.shape.group);
     if (heads.empty()) return;
     const std::int64_t last = task.q_first + (task.q_count - 1) * task.q_step;
-    const IndexRange keys = indices_between(task.k_first, task.k_step, task.k_count, task.q_first + task.lo, last + task.hi);
-    for (std::int64_t begin = keys.begin; begin < keys.end; begin += s_.key_tile) {
-      const IndexRange part{begin, std::min(begin + s_.key_tile, keys.end)};
-      const IndexRange rows = rows_of_keys(task, part, task.q_first, last);
-      if (!rows.empty()) run_keys(task, heads, rows, part);
-    }
+    const IndexRange rows = rows_of_keys(task, keys, task.q_first, last);
+    if (!rows.empty()) run_keys(task, heads, rows, keys, turnstile);
   }
 
  private:
@@ -90,7 +103,7 @@ class UnitBackward {
   }
   std::int64_t batch(const AttendTask& task) const { return unit_.batch - task.batch_first; }
 
-  void run_keys(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange keys) {
+  void run_keys(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange keys, Turnstile::Item* turnstile) {
     const std::int64_t kv = kv_index(task, unit_.kv_head);
     const int count = static_cast<int>(keys.size());
     const RowSource k = source(task.k, task, kv, keys.begin, nullptr, count, params_.shape.head_dim);
@@ -101,8 +114,12 @@ class UnitBackward {
     ops_.begin_keys(tile_, k, v);
     for (std::int64_t t = heads.begin; t < heads.end; ++t) {
       for (std::int64_t row = rows.begin; row < rows.end; row += kGradQueryTile) {
-        tile_.rows = gather(task, t, {row, std::min(row + kGradQueryTile, rows.end)}, keys);
+        const IndexRange part{row, std::min(row + kGradQueryTile, rows.end)};
+        const std::int64_t place = (t - heads.begin) << kHeadShift | part.end;
+        if (turnstile != nullptr) turnstile->pass(place);
+        tile_.rows = gather(task, t, part, keys);
         if (tile_.rows > 0) run_tile(task, t, row, keys);
+        if (turnstile != nullptr) turnstile->leave(place);
       }
     }
     ops_.end_keys(tile_, row_of<float>(task.dk, batch(task), kv, keys.begin), task.dk.row_stride,
@@ -172,28 +189,92 @@ class UnitBackward {
   float slope_ = 0.0F;
 };
 
+std::int64_t thread_bytes(const TileOps& ops, const AttendShape& shape) {
+  std::int64_t bytes = 0;
+  const BackwardScratch layout(ops, shape, nullptr, &bytes);
+  return bytes;
+}
+
+// Deals the work of a list to the threads; how does not change a bit.
+class Dealer {
+ public:
+  Dealer(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context)
+      : ops_(ops),
+        params_(params),
+        tasks_(tasks),
+        context_(context),
+        units_(tasks, params.shape.group),
+        bytes_(thread_bytes(ops, params.shape)) {}
+
+  void run() const {
+    const std::int64_t threads = context_.pool.size(), units = units_.count();
+    if (units % threads == 0 || units >= kEnoughUnits * threads) return deal(tasks_);
+    std::size_t done = 0;
+    for (std::size_t i = 0; i < tasks_.size(); ++i) {
+      if (keys_of_task(tasks_[i]).size() < 2 * threads * key_tile()) continue;
+      deal(tasks_.subspan(done, i - done));
+      for (std::int64_t unit = 0; unit < units; ++unit) pass_on(tasks_[i], units_.at(unit));
+      done = i + 1;
+    }
+    deal(tasks_.subspan(done));
+  }
+
+ private:
+  std::int64_t key_tile() const {
+    return ops_.key_capacity({static_cast<int>(params_.shape.dtype), params_.shape.head_dim, params_.shape.head_dim_v});
+  }
+  template <typename Function>
+  void with_unit(Unit unit, int thread, const Function& function) const {
+    const BackwardScratch scratch(ops_, params_.shape, context_.scratch + thread * bytes_, nullptr);
+    Progress progress(context_, thread);
+    UnitBackward backward(ops_, params_, scratch, progress, unit);
+    function(backward, progress);
+  }
+
+  // Whole units.
+  void deal(std::span<const AttendTask> tasks) const {
+    if (tasks.empty()) return;
+    const auto run_unit = [&](std::int64_t item, int thread) {
+      with_unit(units_.at(item), thread, [&](UnitBackward& backward, Progress&) {
+        for (const AttendTask& task : tasks) backward.run(task);
+      });
+    };
+    context_.pool.parallel_for(units_.count(), run_unit, context_.progress);
+  }
+
+  // Key tiles of one unit and task, which follow each other over the queries.
+  void pass_on(const AttendTask& task, Unit unit) const {
+    const IndexRange keys = keys_of_task(task);
+    const std::int64_t size = key_tile();
+    Turnstile turnstile(context_.scratch + params_.shape.threads * bytes_, params_.shape.threads);
+    const auto run_tile = [&](std::int64_t item, int thread) {
+      with_unit(unit, thread, [&](UnitBackward& backward, Progress& progress) {
+        Turnstile::Item place(turnstile, item, progress);
+        const std::int64_t begin = keys.begin + item * size;
+        backward.run(task, {begin, std::min(begin + size, keys.end)}, &place);
+      });
+    };
+    context_.pool.parallel_for(ceil_div(keys.size(), size), run_tile, context_.progress);
+  }
+
+  const TileOps& ops_;
+  const AttendParams& params_;
+  std::span<const AttendTask> tasks_;
+  const Context& context_;
+  Units units_;
+  std::int64_t bytes_;
+};
+
 }  // namespace
 
 std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape) {
-  std::int64_t bytes = 0;
-  const BackwardScratch layout(ops, shape, nullptr, &bytes);
-  return bytes * shape.threads;
+  return thread_bytes(ops, shape) * shape.threads + (shape.threads > 1 ? Turnstile::bytes(shape.threads) : 0);
 }
 
 void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks,
                            const Context& context) {
   RINGSPAN_CHECK(context.pool.size() <= params.shape.threads);
-  const Units units(tasks, params.shape.group);
-  const std::int64_t scratch_bytes = attend_backward_tiled_scratch_bytes(ops, params.shape) / params.shape.threads;
-  context.pool.parallel_for(
-      units.count(),
-      [&](std::int64_t item, int thread) {
-        const BackwardScratch scratch(ops, params.shape, context.scratch + thread * scratch_bytes, nullptr);
-        Progress progress(context, thread);
-        UnitBackward backward(ops, params, scratch, progress, units.at(item));
-        for (const AttendTask& task : tasks) backward.run(task);
-      },
-      context.progress);
+  Dealer(ops, params, tasks, context).run();
 }
 
 }  // namespace ringspan::kernels
