@@ -227,7 +227,7 @@ TEST_P(AttendBackwardTest, SameBitsForAnyNumberOfThreads) {
 }
 
 // One unit, whose key tiles follow each other over the queries: full, narrow and empty rows, between tasks that are not cut.
-TEST_P(AttendBackwardTest, SameBitsWhereKeyTilesAreDealt) {
+TEST_P(AttendBackwardTest, SameBitsForAnyNumberOfThreadsWhereKeyTilesAreDealt) {
   const bool slow = kernel().name.ends_with("_reference");
   Spec s = spec(slow ? 70 : 300, slow ? 90 : 2500, 16);
   s.group = 3;

@@ -2,8 +2,9 @@
 //
 // Forward: for each unit, task and run of key tiles (packed once, for all query heads of the group and for the next task if it
 // reads the same keys), the query tiles that see them; states are read and written once per run. Where units are fewer than
-// threads, also by ranges of query positions; where queries are few, by parts of the keys (key_split.h). Backward: key tiles outside, query tiles inside; dk and dv gather in scratch; where units are
-// few, key tiles are dealt and follow each other over the queries (turnstile.h).
+// threads, also by ranges of query positions; where queries are few, by parts of the keys (key_split.h).
+// Backward: key tiles outside, query tiles inside; dk and dv gather in scratch. Where units are few, key tiles are dealt, and
+// each follows the one before over the queries (turnstile.h).
 //
 // Cost: flops of the visible pairs, rounded up to register tiles at the edges of the band; scratch independent of the number
 // of rows: at most 2.5 MiB per thread forward, 3 MiB backward.
