@@ -1,5 +1,6 @@
 """What is installed: it works without torch, is typed, and prints and draws plans."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -36,6 +37,19 @@ def test_nothing_of_torch_is_linked():
     core = Path(ringspan._core.__file__)
     linked = subprocess.run(["ldd", core], check=True, capture_output=True, text=True).stdout
     assert "torch" not in linked and "ringspan" not in linked.replace(str(core), "")
+
+
+def test_a_wheel_needs_no_headers_of_the_distribution():
+    """What a wheel is compiled from includes, besides the system and itself, what pip fetches and the part of fmt in the sources."""
+    root = Path(__file__).parents[2]
+    folders = [root / "src" / layer for layer in ("base", "pattern", "kernels", "comm", "plan", "exec", "api")]
+    sources = [path for folder in (*folders, root / "python" / "src") for path in folder.rglob("*") if path.suffix in (".h", ".cc", ".inc")]
+    included = set()
+    for path in sources:
+        if not path.name.endswith(("_test.cc", "_bench.cc", "_harness.h")):
+            included |= set(re.findall(r"^\s*#\s*include\s*<([^>]*/[^>]*)>", path.read_text(), re.MULTILINE))
+    foreign = {name for name in included if not name.startswith(("ringspan/", "nanobind/", "sys/", "linux/", "arpa/", "netinet/"))}
+    assert foreign == {"fmt/format.h", "nlohmann/json.hpp"}
 
 
 def test_is_typed():
