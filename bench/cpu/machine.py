@@ -6,8 +6,8 @@ import tempfile
 from pathlib import Path
 
 
-def measure_peaks():
-    """Rates of one thread (see peak.cc), or {} where there is no compiler."""
+def measure_peaks(only=None):
+    """Rates of one thread (see peak.cc), or {} where there is no compiler. only="read": reading memory alone."""
     source = Path(__file__).resolve().parent / "peak.cc"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "peak"
@@ -15,7 +15,8 @@ def measure_peaks():
             subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", "-o", str(program), str(source)], check=True)
         except (OSError, subprocess.CalledProcessError):
             return {}
-        return json.loads(subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout)
+        command = [str(program)] + ([only] if only else [])
+        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
 
 
 def peak_of(peaks, dtype):

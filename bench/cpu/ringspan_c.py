@@ -44,13 +44,26 @@ def tensor(x):
     return Tensor(x.data_ptr(), x.stride(0), x.stride(1), x.stride(2))
 
 
+def create_threads(library, ranks):
+    """Communicators of ranks that are threads of this process."""
+    comms = (c_void_p * ranks)()
+    if library.ringspan_comm_create_threads(ranks, comms) != 0:
+        raise RuntimeError("the communicators of thread ranks could not be made")
+    return [c_void_p(comm) for comm in comms]
+
+
 class Attention:
     """One rank's attention over (batch, tokens, heads, head_dim) tensors; outputs are allocated once."""
 
-    def __init__(self, library, q, k, v, pattern, threads, backward, kernel=None, backward_kernel=None, documents=None):
+    def __init__(self, library, q, k, v, pattern, threads, backward, kernel=None, backward_kernel=None, documents=None, world=None,
+                 sharding=None):
+        """world: (communicator of this rank, ranks); then q, k and v are this rank's rows, equally many on each."""
+        ranks = world[1] if world else 1
         self.lib = ctypes.CDLL(library)
         self.lib.ringspan_last_error.restype = c_char_p
-        self.problem = Problem(struct_size=sizeof(Problem), batch=q.shape[0], tokens_q=q.shape[1], tokens_k=k.shape[1],
+        self.problem = Problem(struct_size=sizeof(Problem), batch=q.shape[0], tokens_q=q.shape[1] * ranks,
+                               tokens_k=k.shape[1] * ranks, ranks=ranks, sharding_q=sharding.encode() if sharding else None,
+                               sharding_k=sharding.encode() if sharding else None,
                                heads=q.shape[2], kv_heads=k.shape[2], head_dim=q.shape[3], head_dim_v=v.shape[3],
                                dtype=DTYPES[q.dtype], pattern=pattern.encode())
         if documents is not None:  # the ends of packed documents, from 0
@@ -61,9 +74,8 @@ class Attention:
         options = Options(struct_size=sizeof(Options), threads=threads, forward_only=0 if backward else 1,
                           attend_kernel=kernel.encode() if kernel else None,
                           attend_backward_kernel=backward_kernel.encode() if backward_kernel else None)
-        comm = c_void_p()
+        comm = world[0] if world else create_threads(self.lib, 1)[0]
         self.handle = c_void_p()
-        self.check(self.lib.ringspan_comm_create_threads(1, byref(comm)))
         try:
             self.check(self.lib.ringspan_attention_create(byref(self.problem), byref(options), comm, None, byref(self.handle)))
         finally:

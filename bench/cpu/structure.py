@@ -1,81 +1,183 @@
-"""What structure costs: the rate of masks, short queries and threads, relative to the dense rate or to reading memory."""
+"""What structure costs: the rate of masks, short queries, threads and ranks, relative to the dense rate, to reading memory or to
+PyTorch."""
 
 import math
 import random
 import sys
+import threading
 import time
 
 import torch
 
-from ringspan_c import Attention
+from machine import measure_peaks
+from ringspan_c import Attention, create_threads
+
+KV_GROUP = 8  # query heads per kv head of short queries
 
 
-def best_seconds(call, clock, repeats):
+def median_seconds(calls, clock, repeats):
+    """Of each call, taking turns, after one to warm up."""
     now = time.process_time if clock == "cpu" else time.perf_counter
-    call()
-    times = []
-    for _ in range(repeats):
-        begin = now()
+    times = [[] for _ in calls]
+    for call in calls:
         call()
-        times.append(now() - begin)
-    return sorted(times)[len(times) // 2]
+    for _ in range(repeats):
+        for call, seconds in zip(calls, times):
+            begin = now()
+            call()
+            seconds.append(now() - begin)
+    return [sorted(seconds)[len(seconds) // 2] for seconds in times]
 
 
-class Structures:
-    """Each method returns seconds per visible pair and query head."""
-
-    def __init__(self, library, dtype, head_dim, clock, repeats, heads=2):
-        self.library, self.dtype, self.head_dim = library, getattr(torch, dtype), head_dim
-        self.clock, self.repeats, self.heads = clock, repeats, heads
-
-    def seconds(self, pattern, tokens, threads=1, documents=None, tokens_q=None, heads=None, kv_heads=None):
-        heads = heads or self.heads
-        make = lambda n, h: torch.randn(1, n, h, self.head_dim, generator=torch.Generator().manual_seed(1)).to(self.dtype)
-        q, k, v = make(tokens_q or tokens, heads), make(tokens, kv_heads or heads), make(tokens, kv_heads or heads)
-        attention = Attention(self.library, q, k, v, pattern, threads, False, documents=documents)
-        return best_seconds(attention.forward, self.clock, self.repeats) / heads
-
-    def full(self, tokens):
-        return self.seconds("full", tokens) / tokens**2
-
-    def causal(self, tokens):
-        return self.seconds("causal", tokens) / (tokens * (tokens + 1) / 2)
-
-    def window(self, tokens, left):
-        pairs = sum(min(i, left) + 1 for i in range(tokens))
-        return self.seconds(f"window:{left},0", tokens) / pairs
-
-    def dilated(self, tokens, rate):
-        return self.seconds(f"dilated:{tokens}x{rate}", tokens) / (tokens // rate) ** 2
-
-    def documents(self, count):
-        generator = random.Random(1)
-        ends = [0]
-        for _ in range(count):
-            ends.append(ends[-1] + round(math.exp(generator.uniform(math.log(16), math.log(4096)))))
-        pairs = sum((b - a) ** 2 for a, b in zip(ends, ends[1:]))
-        return self.seconds("documents", ends[-1], documents=ends, heads=1) / pairs
-
-    def decode_bytes_per_second(self, tokens_q, tokens_k=131072, group=8):
-        seconds = self.seconds("full", tokens_k, tokens_q=tokens_q, heads=group, kv_heads=1) * group
-        return 2 * tokens_k * self.head_dim * self.dtype.itemsize / seconds
+def rows_of(tokens, heads, head_dim, dtype):
+    return torch.randn(1, tokens, heads, head_dim, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def run_structures(library, dtype, head_dim, clock, repeats, peaks):
-    """Rows of points 3 to 5, printed as they come; ratios with their floors."""
-    s = Structures(library, dtype, head_dim, clock, repeats)
-    rows = []
+class Case:
+    """A problem of `heads` heads and the work of it: pairs of all heads."""
 
-    def row(name, ratio, floor):
-        rows.append({"name": name, "dtype": dtype, "head_dim": head_dim, "ratio": ratio, "floor": floor})
-        print(f"{name:56}{dtype:10}{ratio:7.2f}  floor {floor:.2f}{'' if ratio >= floor else '  below'}", file=sys.stderr, flush=True)
+    def __init__(self, library, dtype, head_dim, pattern, tokens, pairs, heads=2, threads=1, documents=None, backward=False):
+        q, k, v = (rows_of(tokens, heads, head_dim, dtype) for _ in range(3))
+        self.attention = Attention(library, q, k, v, pattern, threads, backward, documents=documents)
+        self.pairs = pairs * heads
+        self.call = self.attention.forward
+        if backward:
+            self.attention.forward()
+            d_out = rows_of(tokens, heads, head_dim, dtype)
+            self.call = lambda: self.attention.backward(d_out)
 
-    dense = s.full(4096)
-    row("causal / full, n 8,192", s.full(8192) / s.causal(8192), 0.9)
-    row("dilated x4 of 16,384 / dense", dense / s.dilated(16384, 4), 0.9)
-    row("window 511, n 32,768 / dense", dense / s.window(32768, 511), 0.75)
-    row("200 documents of 16 to 4,096 / dense", dense / s.documents(200), 0.8)
+
+def documents(count):
+    generator = random.Random(1)
+    ends = [0]
+    for _ in range(count):
+        ends.append(ends[-1] + round(math.exp(generator.uniform(math.log(16), math.log(4096)))))
+    return ends, sum((b - a) ** 2 for a, b in zip(ends, ends[1:]))
+
+
+class Rows:
+    """Prints rows as they come, and keeps them."""
+
+    def __init__(self, dtype, head_dim):
+        self.dtype, self.head_dim, self.rows = dtype, head_dim, []
+
+    def add(self, name, ratio, floor, **more):
+        self.rows.append({"name": name, "dtype": self.dtype, "head_dim": self.head_dim, "ratio": ratio, "floor": floor, **more})
+        extra = "".join(f"  {key} {value:.2f}" for key, value in more.items() if isinstance(value, float))
+        print(f"{name:56}{self.dtype:10}{ratio:7.2f}  floor {floor:.2f}{'' if ratio >= floor else '  below'}{extra}", file=sys.stderr,
+              flush=True)
+
+
+def run_masks(library, dtype, head_dim, clock, repeats, quick, rows):
+    """The rate of pairs relative to dense, both taking turns."""
+    make = lambda *case, **more: Case(library, dtype, head_dim, *case, **more)
+    beside = lambda case, dense: (lambda t: (case.pairs / t[0]) / (dense.pairs / t[1]))(median_seconds([case.call, dense.call], clock, repeats))
+    n = 8192
+    rows.add("causal / full, n 8,192", beside(make("causal", n, n * (n + 1) / 2), make("full", n, n * n)), 0.9)
+    dense = make("full", 4096, 4096**2)
+    for rate in (4,) if quick else (2, 4, 8):
+        case = make(f"dilated:{4096 * rate}x{rate}", 4096 * rate, 4096**2)
+        rows.add(f"dilated x{rate} of {4096 * rate:,} / dense", beside(case, dense), 0.9)
+    window = sum(min(i, 511) + 1 for i in range(32768))
+    rows.add("window (511, 0), n 32,768 / dense", beside(make("window:511,0", 32768, window), dense), 0.75)
+    count = 200 if quick else 1000
+    ends, pairs = documents(count)
+    case = make("documents", ends[-1], pairs, heads=1, documents=ends)
+    rows.add(f"{count:,} documents of 16 to 4,096 / dense", beside(case, make("full", 4096, 4096**2, heads=1)), 0.8)
+    return dense
+
+
+def run_short_queries(library, dtype, head_dim, clock, repeats, dense, rows):
+    """Keys and values read per second relative to a loop that only reads, measured just before; and what arithmetic at the dense
+    rate leaves of that: of_bound is relative to the slower of both."""
+    tokens = 131072
+    seconds = median_seconds([dense.call], clock, repeats)[0]
+    pairs_per_second = dense.pairs / seconds
     for tokens_q in (1, 4, 16):
-        bandwidth = s.decode_bytes_per_second(tokens_q) / 1e9
-        row(f"{tokens_q} queries, 131,072 keys, 8 heads: read bandwidth", bandwidth / peaks.get("read_gbytes_per_second", math.inf), 0.8)
-    return rows
+        read = measure_peaks("read").get("read_gbytes_per_second", math.inf) * 1e9
+        q, k, v = rows_of(tokens_q, KV_GROUP, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype)
+        attention = Attention(library, q, k, v, "full", 1, False)
+        seconds = median_seconds([attention.forward], clock, 3 * repeats)[0]
+        read_seconds = 2 * tokens * head_dim * dtype.itemsize / read
+        bound = max(read_seconds, tokens_q * KV_GROUP * tokens / pairs_per_second)
+        rows.add(f"{tokens_q} queries, 131,072 keys, 8 heads: read bandwidth", read_seconds / seconds, 0.8, of_bound=bound / seconds)
+
+
+def run_threads(library, dtype, head_dim, repeats, rows):
+    """Two threads against one, wall clock: enough units, and a single one."""
+    for name, backward in (("forward", False), ("backward", True)):
+        for heads in (4, 1):
+            calls = [Case(library, dtype, head_dim, "full", 4096, 4096**2, heads, threads, backward=backward).call for threads in (1, 2)]
+            one, two = median_seconds(calls, "wall", repeats)
+            rows.add(f"2 threads, {name}, {heads} heads, n 4,096", one / two, 1.9)
+
+
+def run_structures(library, dtype, head_dim, clock, repeats, quick):
+    """Rows of points 3 to 5, with their floors."""
+    rows = Rows(dtype, head_dim)
+    kind = getattr(torch, dtype)
+    dense = run_masks(library, kind, head_dim, clock, repeats, quick, rows)
+    run_short_queries(library, kind, head_dim, clock, repeats, dense, rows)
+    run_threads(library, kind, head_dim, repeats, rows)
+    return rows.rows
+
+
+class ThreadRanks:
+    """Ranks with one thread each, over q, k, v cut into chunks (zigzag for causal), of one process."""
+
+    def __init__(self, library, pattern, tokens, heads, head_dim, ranks, dtype=torch.float32):
+        import ctypes
+
+        comms = create_threads(ctypes.CDLL(library), ranks)
+        sharding = "zigzag" if pattern == "causal" else "contiguous"
+        self.ranks = [None] * ranks
+        self.x = [rows_of(tokens, heads, head_dim, dtype) for _ in range(3)]
+        self.pieces = [self.positions(tokens, ranks, rank, sharding) for rank in range(ranks)]
+
+        def make(rank):  # making one agrees with the others
+            q, k, v = (x[:, self.pieces[rank]].contiguous() for x in self.x)
+            self.ranks[rank] = Attention(library, q, k, v, pattern, 1, False, world=(comms[rank], ranks), sharding=sharding)
+
+        self.on_all(make)
+
+    @staticmethod
+    def positions(tokens, ranks, rank, sharding):
+        if sharding == "contiguous":
+            return torch.arange(tokens).chunk(ranks)[rank]
+        pieces = torch.arange(tokens).chunk(2 * ranks)
+        return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]])
+
+    def on_all(self, function):
+        threads = [threading.Thread(target=function, args=(rank,)) for rank in range(1, len(self.ranks))]
+        for thread in threads:
+            thread.start()
+        function(0)
+        for thread in threads:
+            thread.join()
+
+    def forward(self):
+        self.on_all(lambda rank: self.ranks[rank].forward())
+
+    def output(self):
+        o = torch.empty_like(self.x[0])
+        for rank, pieces in zip(self.ranks, self.pieces):
+            o[:, pieces] = rank.o
+        return o
+
+
+def run_ranks(library, repeats):
+    """Two ranks with a thread each beside PyTorch with two threads."""
+    rows = Rows("float32", 64)
+    torch.set_num_threads(2)
+    for pattern in ("full", "causal"):
+        ranks = ThreadRanks(library, pattern, 8192, 4, 64, 2)
+        inputs = [x.transpose(1, 2) for x in ranks.x]
+        sdpa = lambda: torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=pattern == "causal")
+        ranks.forward()
+        difference = (ranks.output() - sdpa().transpose(1, 2)).abs().max().item()
+        if not difference < 1e-4:
+            raise SystemExit(f"structure: two ranks differ from torch by {difference:.1e}")
+        ours, theirs = median_seconds([ranks.forward, sdpa], "wall", repeats)
+        rows.add(f"2 ranks x 1 thread / SDPA, 2 threads, {pattern}, n 8,192", theirs / ours, 1.1)
+    torch.set_num_threads(1)
+    return rows.rows
