@@ -79,6 +79,10 @@ struct ExecuteOptions {
   std::uint64_t fake_device_seed = 1;
   bool overlap = true;  // false: a stage computes only after its messages arrived (a synchronous ring)
   bool trace = false;   // record a time line
+  // Where it runs (ringspan/device.h); tensors, slopes, sinks and a given arena are memory of this device. On a device
+  // forward() and backward() return when everything is enqueued on `stream` (a cudaStream_t; null: one of its own), see wait().
+  std::string device = "cpu";
+  void* stream = nullptr;
 };
 
 // What the latest pass did.
@@ -103,8 +107,11 @@ class Attention {
   const Plan& plan() const;
   void forward(const ForwardTensors& tensors);
   void backward(const BackwardTensors& tensors);
-  // What backward() reads of forward() besides tensors, as it lies in the arena; empty where nothing is kept. Copied away after
-  // a forward() and given back later, it lets several forward() run before their backward(), as the layers of a model do.
+  // Returns when everything that forward() and backward() enqueued is done; on the CPU, at once.
+  void wait();
+  // What backward() reads of forward() besides tensors, as it lies in the arena (memory of the device); empty where nothing is
+  // kept. Copied away after a forward() and given back later, it lets several forward() run before their backward(), as the
+  // layers of a model do.
   std::span<const std::byte> saved() const;
   void restore_saved(std::span<const std::byte> saved);
   const PassStats& stats(Pass pass) const;

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "comm/agree.h"
+#include "cuda/select_device.h"
 #include "exec/executor.h"
 #include "exec/handshake.h"
 #include "ringspan/error.h"
@@ -19,7 +20,8 @@ struct Attention::Impl {
   void construct(const MakePlan& plan, Communicator& communicator, const ExecuteOptions& execute, std::span<std::byte> arena) {
     std::exception_ptr own_error;
     try {
-      executor.emplace(plan(), communicator, execute, arena);
+      executor.emplace(plan(), communicator, execute, arena,
+                       cuda::make_device(execute.device, execute.stream, execute.fake_device_seed));
     } catch (const std::exception&) {
       own_error = std::current_exception();
     }
@@ -49,6 +51,7 @@ Attention& Attention::operator=(Attention&&) noexcept = default;
 const Plan& Attention::plan() const { return impl_->executor->plan(); }
 void Attention::forward(const ForwardTensors& tensors) { impl_->executor->forward(tensors); }
 void Attention::backward(const BackwardTensors& tensors) { impl_->executor->backward(tensors); }
+void Attention::wait() { impl_->executor->wait(); }
 std::span<const std::byte> Attention::saved() const { return impl_->executor->saved(); }
 void Attention::restore_saved(std::span<const std::byte> saved) { impl_->executor->restore_saved(saved); }
 const PassStats& Attention::stats(Pass pass) const { return impl_->executor->stats(pass); }

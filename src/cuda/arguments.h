@@ -26,4 +26,26 @@ struct AttendArguments {
   std::int64_t group_count = 0;
 };
 
+enum class RowOp : std::uint8_t { fill, copy, add, merge, merge_states, finalize, delta };
+
+// Tasks that run side by side; task i has blocks [first_blocks[i], first_blocks[i + 1]).
+struct RowArguments {
+  RowOp op = RowOp::fill;
+  int width = 1;
+  float value = 0.0F;            // fill: the value; finalize: output_scale
+  const float* sinks = nullptr;  // finalize, by head
+  const kernels::RowTask* tasks = nullptr;
+  const std::int64_t* first_blocks = nullptr;
+  std::int64_t task_count = 0;
+};
+
+struct SinkArguments {
+  const kernels::RowTask* tasks = nullptr;
+  std::int64_t task_count = 0;
+  const float* sinks = nullptr;
+  double* gradient = nullptr;  // of this rank (heads); for the total: of all ranks (ranks x heads)
+  float* total = nullptr;
+  std::int64_t heads = 0, ranks = 0;
+};
+
 }  // namespace ringspan::cuda

@@ -5,6 +5,7 @@
 #include <cuda_runtime.h>
 
 #include "cuda/attend_block.h"
+#include "cuda/device_launch.h"
 #include "cuda/device_machine.h"
 #include "cuda/gradient_block.h"
 #include "cuda/tile_policy.h"
@@ -70,11 +71,5 @@ cudaError_t with_dim(const kernels::AttendShape& shape, Launch&& launch) {
       return launch(TilePolicy<kType, 256>{});
   }
 }
-
-template <DType kType>
-cudaError_t launch_attend_typed(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream);
-template <DType kType>
-cudaError_t launch_gradient_typed(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
-                                  cudaStream_t stream);
 
 }  // namespace ringspan::cuda

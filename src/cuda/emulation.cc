@@ -7,6 +7,7 @@
 #include "cuda/attend_block.h"
 #include "cuda/emulated_machine.h"
 #include "cuda/gradient_block.h"
+#include "cuda/row_block.h"
 #include "cuda/schedule.h"
 #include "cuda/select.h"
 #include "kernels/dropout.h"
@@ -119,6 +120,25 @@ void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::
         with_policy(arguments.params.shape, [&](auto policy) { run_gradient<decltype(policy)>(gradient, arguments, block); });
       },
       progress);
+}
+
+void emulate_rows(const RowArguments& arguments, std::int64_t blocks) {
+  EmulatedMachine<kRowThreads> machine;
+  float shared[kRowThreads];
+  for (std::int64_t block = 0; block < blocks; ++block) {
+    RowBlock<EmulatedMachine<kRowThreads>>(machine, arguments, shared).run(block);
+  }
+}
+
+void emulate_sink_gradient(const SinkArguments& arguments) {
+  EmulatedMachine<kRowThreads> machine;
+  double shared[kRowThreads];
+  for (std::int64_t head = 0; head < arguments.heads; ++head) sink_gradient_block(machine, arguments, head, shared);
+}
+
+void emulate_sum_sinks(const SinkArguments& arguments) {
+  EmulatedMachine<kRowThreads> machine;
+  for (std::int64_t block = 0; block * kRowThreads < arguments.heads; ++block) sum_sinks_block(machine, arguments, block);
 }
 
 std::span<const kernels::AttendKernel> emulated_attend_kernels() { return kForward; }

@@ -13,6 +13,10 @@ void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, Threa
 void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks, ThreadPool& pool,
                       FunctionRef<void()> progress);
 
+void emulate_rows(const RowArguments& arguments, std::int64_t blocks);
+void emulate_sink_gradient(const SinkArguments& arguments);
+void emulate_sum_sinks(const SinkArguments& arguments);
+
 // As AttendKernels of the contract, named attend_bf16_cuda and so on: schedule, then every wave.
 std::span<const kernels::AttendKernel> emulated_attend_kernels();
 std::span<const kernels::AttendKernel> emulated_attend_backward_kernels();

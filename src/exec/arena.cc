@@ -18,19 +18,29 @@ void check_arena(std::int64_t bytes, std::span<const std::byte> given) {
   }
 }
 
-Arena::Arena(std::int64_t bytes, std::span<std::byte> given) : bytes_(bytes) {
+Arena::Arena(std::int64_t bytes, std::span<std::byte> given, Device* device) : bytes_(bytes), device_(device) {
   check_arena(bytes, given);
   if (!given.empty()) {
+    if (device != nullptr && !device->holds(given.data())) {
+      throw InvalidArgument(fmt::format("arena ({}) is not memory of {}", fmt::ptr(given.data()), device->name()));
+    }
     data_ = given.data();
     return;
   }
   if (bytes == 0) return;
-  data_ = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{kAlignment}));
+  data_ = device != nullptr
+              ? device->allocate(bytes)
+              : static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{kAlignment}));
   owned_ = true;
 }
 
 Arena::~Arena() {
-  if (owned_) ::operator delete(data_, std::align_val_t{kAlignment});
+  if (!owned_) return;
+  if (device_ != nullptr) {
+    device_->release(data_);
+  } else {
+    ::operator delete(data_, std::align_val_t{kAlignment});
+  }
 }
 
 }  // namespace ringspan::internal

@@ -7,14 +7,17 @@
 #include <cstdint>
 #include <span>
 
+#include "exec/device.h"
+
 namespace ringspan::internal {
 
 class Arena {
  public:
   static constexpr std::size_t kAlignment = 64;
 
-  // Uses `given` where it is not empty: at least `bytes` long and aligned to kAlignment, otherwise InvalidArgument.
-  Arena(std::int64_t bytes, std::span<std::byte> given);
+  // Uses `given` where it is not empty: at least `bytes` long and aligned to kAlignment, otherwise InvalidArgument. With a
+  // device, memory of that device; it must live longer.
+  Arena(std::int64_t bytes, std::span<std::byte> given, Device* device = nullptr);
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -26,6 +29,7 @@ class Arena {
   std::byte* data_ = nullptr;
   std::int64_t bytes_ = 0;
   bool owned_ = false;
+  Device* device_ = nullptr;
 };
 
 // Throws InvalidArgument unless `given` may serve as an arena of `bytes` bytes (an empty span may: it means "allocate").

@@ -58,16 +58,19 @@ std::int64_t arena_bytes(const PlanData& plan) { return std::max(plan.forward.ar
 
 }  // namespace
 
-Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena)
+Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena,
+                   std::unique_ptr<Device> device)
     : shared_plan_(plan),
       plan_((check_fit(plan.data(), communicator, options), &shared_plan_.data())),
       communicator_(communicator),
       agreement_(communicator),
       options_(options),
-      arena_(arena_bytes(*plan_), arena),
+      device_(std::move(device)),
+      arena_(arena_bytes(*plan_), arena, device_.get()),
       pool_(plan_->options.threads),
       trace_(*plan_, options.trace),
       queue_(options.fake_device ? make_fake_device_queue(options.fake_device_seed) : make_cpu_queue()) {
+  if (device_ != nullptr) prepare_device();
   prepare(Pass::forward);
   if (!plan_->has_backward) return;
   prepare(Pass::backward);
@@ -75,7 +78,54 @@ Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOp
   reads_saved_ = has_saved(plan_->backward);
 }
 
-Executor::~Executor() = default;
+Executor::~Executor() {
+  if (device_ == nullptr) return;
+  try {
+    device_->wait(device_->record(), [] {});  // nothing may still use what is given back
+  } catch (...) {
+    return;  // a failed device runs nothing more
+  }
+}
+
+void Executor::prepare_device() {
+  device_->check_supported(params_of(*plan_).shape, plan_->has_backward);
+  mirror_.emplace(*device_, plan_->forward, plan_->backward);
+  std::int64_t rows = 0;
+  std::int64_t attends = 0;
+  std::int64_t launches = 0;
+  for (const Program* program : {&plan_->forward, &plan_->backward}) {
+    std::int64_t of_program[3] = {};
+    for (const Stage& stage : program->stages) {
+      for (const auto* list : {&stage.before, &stage.compute}) {
+        for (const Launch& launch : *list) {
+          ++of_program[2];
+          if (launch.kind != LaunchKind::sum_sinks) of_program[is_attend(launch.kind) ? 1 : 0] += launch.count;
+        }
+      }
+    }
+    rows = std::max(rows, of_program[0] + 1);  // and one that clears the gradient of the sinks
+    attends = std::max(attends, of_program[1]);
+    launches = std::max(launches, of_program[2] + 1);
+  }
+  device_->reserve(rows, attends, launches);
+}
+
+// A tensor in the wrong memory is refused by name.
+void Executor::check_space() const {
+  const auto check = [&](const void* data, std::string_view name) {
+    if (data == nullptr || device_->holds(data)) return;
+    throw InvalidArgument(
+        fmt::format("{}.data ({}) is not memory of {}, where this attention runs", name, fmt::ptr(data), device_->name()));
+  };
+  for (int index = 0; index < kCallerTensors; ++index) {
+    const auto kind = static_cast<TensorKind>(index);
+    const TensorShape shape = shape_of(*plan_, kind);
+    if (shape.batch * shape.rows * shape.heads > 0) check(bindings_[kind].data, to_string(kind));
+  }
+  check(bindings_.alibi_slopes, "alibi_slopes");
+  check(bindings_.sinks, "sinks");
+  check(bindings_.dsinks, "dsinks");
+}
 
 // Selects the kernel, proves that the program stays inside its memory, and sets everything aside that running it needs.
 void Executor::prepare(Pass pass) {
@@ -104,7 +154,7 @@ void Executor::prepare(Pass pass) {
       RINGSPAN_CHECK(round.number < (std::uint64_t{1} << kPlanRoundBits));
       for (const Transfer& transfer : round.transfers) {
         state.messages.push_back({transfer.send ? Message::Direction::send : Message::Direction::receive, transfer.peer,
-                                  arena_.data() + transfer.offset, transfer.bytes});
+                                  mirror_ ? mirror_->at(transfer.offset) : arena_.data() + transfer.offset, transfer.bytes});
       }
     }
   }
@@ -124,6 +174,10 @@ void Executor::backward(const BackwardTensors& tensors) {
   });
 }
 
+void Executor::wait() {
+  if (device_ != nullptr) device_->wait(device_->record(), [this] { communicator_.progress(); });
+}
+
 // The saved regions lie at the beginning of the arena, at the same places in both programs.
 std::span<const std::byte> Executor::saved() const {
   if (!plan_->has_backward) return {};
@@ -139,7 +193,11 @@ void Executor::restore_saved(std::span<const std::byte> saved) {
   if (saved.size() != own.size()) {
     throw InvalidArgument(fmt::format("saved has {} bytes, but the plan keeps {}", saved.size(), own.size()));
   }
-  if (!own.empty()) std::memcpy(arena_.data(), saved.data(), saved.size());
+  if (!own.empty() && device_ != nullptr) {
+    device_->copy(arena_.data(), saved.data(), static_cast<std::int64_t>(saved.size()));
+  } else if (!own.empty()) {
+    std::memcpy(arena_.data(), saved.data(), saved.size());
+  }
   has_forward_ = true;
 }
 
@@ -154,6 +212,7 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
   std::exception_ptr own_error;
   try {
     bindings_ = bind_tensors();
+    if (device_ != nullptr) check_space();
   } catch (const InvalidArgument&) {
     own_error = std::current_exception();
   }
@@ -192,14 +251,27 @@ void Executor::run() {
   pass_->params.alibi_batch_stride = bindings_.alibi_batch_stride;
   memory_ = {&program, arena_.data(), &bindings_, plan_->problem.group()};
   next_message_ = 0;
-  // No launch is in flight here, so the host may write.
-  if (bindings_.dsinks != nullptr && pass_ == &passes_[1]) {
-    std::fill_n(sink_gradient(0), static_cast<std::int64_t>(plan_->problem.ranks) * plan_->problem.heads, 0.0);
-  }
+  if (device_ != nullptr) device_->begin_pass();
+  if (bindings_.dsinks != nullptr && pass_ == &passes_[1]) clear_sink_gradients();
   for (std::size_t index = 0; index < program.stages.size(); ++index) {
     run_stage(static_cast<std::int32_t>(index), program.stages[index]);
   }
   RINGSPAN_CHECK(next_message_ == pass_->messages.size());
+}
+
+void Executor::clear_sink_gradients() {
+  const std::int64_t count = static_cast<std::int64_t>(plan_->problem.ranks) * plan_->problem.heads;
+  if (device_ == nullptr) {  // no launch is in flight here, so the host may write
+    std::fill_n(sink_gradient(0), count, 0.0);
+    return;
+  }
+  kernels::RowTask task;  // zeros of float64 are those of float32, two of them
+  task.batch_count = task.row_count = task.head_count = 1;
+  task.operands[0].data = sink_gradient(0);
+  Launch launch;
+  launch.kind = LaunchKind::fill;
+  launch.width = static_cast<int>(2 * count);
+  device_->rows(launch, {&task, 1}, nullptr);
 }
 
 void Executor::run_stage(std::int32_t index, const Stage& stage) {
@@ -209,16 +281,18 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   requests_.clear();
   const auto begin = Clock::now();
   for (const Launch& launch : stage.before) enqueue(launch);
-  if (!stage.before.empty()) drain();
+  if (device_ != nullptr) copy_messages(stage, true);
+  if (device_ != nullptr ? !stage.rounds.empty() : !stage.before.empty()) drain();
   const auto prepared = Clock::now();
   post(stage);
   if (!options_.overlap) wait_for_messages();
   const auto posted = Clock::now();
   for (const Launch& launch : stage.compute) enqueue(launch);
-  if (!stage.compute.empty()) drain();
+  if (!stage.compute.empty() && device_ == nullptr) drain();
   const auto computed = Clock::now();
   const bool communicates = !requests_.empty();
   if (options_.overlap) wait_for_messages();
+  if (device_ != nullptr) copy_messages(stage, false);
   const auto end = Clock::now();
   if (!stage.before.empty()) trace_.add(Trace::Lane::compute, index, begin, prepared);
   if (!stage.compute.empty()) trace_.add(Trace::Lane::compute, index, posted, computed);
@@ -246,6 +320,18 @@ void Executor::post(const Stage& stage) {
   }
 }
 
+// Between the arena on the device and host memory: what is sent before it is posted, what was received after it arrived.
+void Executor::copy_messages(const Stage& stage, bool send) {
+  for (const Round& round : stage.rounds) {
+    for (const Transfer& transfer : round.transfers) {
+      if (transfer.send != send) continue;
+      std::byte* const on_device = arena_.data() + transfer.offset;
+      std::byte* const on_host = mirror_->at(transfer.offset);
+      device_->copy(send ? on_host : on_device, send ? on_device : on_host, transfer.bytes);
+    }
+  }
+}
+
 void Executor::enqueue(const Launch& launch) {
   if (launch.count == 0 && launch.kind != LaunchKind::sum_sinks) return;
   Call call{this, &launch, 0};
@@ -261,12 +347,31 @@ void Executor::enqueue(const Launch& launch) {
       row_tasks_.push_back(resolve_row(memory_, launch.kind, memory_.program->row_items[static_cast<std::size_t>(index)]));
     }
   }
+  if (device_ != nullptr) return launch_on_device(launch, call.first);
   calls_.push_back(call);
   queue_->launch({&Executor::run_call, &calls_.back()});
 }
 
+void Executor::launch_on_device(const Launch& launch, std::size_t first) {
+  const auto count = static_cast<std::size_t>(launch.count);
+  if (is_attend(launch.kind)) {
+    const std::span<const kernels::AttendTask> tasks(attend_tasks_.data() + first, count);
+    if (launch.kind == LaunchKind::attend) return device_->attend(pass_->params, tasks);
+    return device_->attend_backward(pass_->params, tasks);
+  }
+  if (launch.kind == LaunchKind::sum_sinks) {
+    return device_->sum_sinks(sink_gradient(0), plan_->problem.heads, plan_->problem.ranks, bindings_.dsinks);
+  }
+  const std::span<const kernels::RowTask> tasks(row_tasks_.data() + first, count);
+  if (launch.kind == LaunchKind::sink_gradient) {
+    return device_->sink_gradient(tasks, bindings_.sinks, sink_gradient(plan_->rank), plan_->problem.heads);
+  }
+  device_->rows(launch, tasks, launch.with_sinks ? bindings_.sinks : nullptr);
+}
+
 // Waits for everything launched so far.
 void Executor::drain() {
+  if (device_ != nullptr) return device_->wait(device_->record(), [this] { communicator_.progress(); });
   if (queue_->memory_space() != MemorySpace::host) communicator_.progress();  // the kernels have begun, or will: move messages
   queue_->wait(queue_->record(), [this] { communicator_.progress(); });
 }
@@ -275,6 +380,7 @@ void Executor::drain() {
 void Executor::fail(const char* what) noexcept {
   try {
     communicator_.abort(what);
+    if (device_ != nullptr) return device_->wait(device_->record(), [] {});
     queue_->wait(queue_->record(), [] {});
   } catch (...) {
     return;  // the first error is the one to report; a failed device runs nothing more

@@ -7,6 +7,10 @@
 // An error in one rank (bad tensors) found before any data moved is raised by all ranks and leaves the executor usable. An
 // error after that aborts the communicator, so that the peers fail at once, and is thrown again by every later call.
 //
+// With a Device the arena and the caller's tensors are memory of that device and nothing here touches them: launches and copies
+// go to the device in order, and messages pass through host memory (message_mirror.h). The host waits for the device before it
+// posts messages, never at the end of a pass: what a pass computed is complete for what the caller enqueues behind it.
+//
 // Cost: everything is allocated by the constructor; forward() and backward() allocate nothing of ours unless they throw.
 // Thread safety: one thread at a time; the caller's tensors and the arena are ours until the call returns.
 #pragma once
@@ -14,6 +18,7 @@
 #include <cstddef>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -21,6 +26,8 @@
 #include "comm/agree.h"
 #include "exec/arena.h"
 #include "exec/bindings.h"
+#include "exec/device.h"
+#include "exec/message_mirror.h"
 #include "exec/queue.h"
 #include "exec/resolve.h"
 #include "exec/trace.h"
@@ -38,13 +45,16 @@ inline constexpr int kPlanRoundBits = 28;
 class Executor {
  public:
   // `plan` must be this rank's. Throws InvalidArgument where plan, communicator, options or arena do not fit together.
-  Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena);
+  // `device` may be null: the host.
+  Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena,
+           std::unique_ptr<Device> device = nullptr);
   ~Executor();
   Executor(const Executor&) = delete;
   Executor& operator=(const Executor&) = delete;
 
   void forward(const ForwardTensors& tensors);
   void backward(const BackwardTensors& tensors);
+  void wait();  // for the device; on the host a pass has ended when it returns
   std::span<const std::byte> saved() const;
   void restore_saved(std::span<const std::byte> saved);
 
@@ -71,6 +81,8 @@ class Executor {
   };
 
   void prepare(Pass pass);
+  void prepare_device();
+  void check_space() const;
   template <typename Bind>
   void execute(Pass pass, const Bind& bind_tensors);
   void agree(Pass pass, const std::exception_ptr& own_error);
@@ -80,10 +92,13 @@ class Executor {
   void wait_for_messages();
   void enqueue(const Launch& launch);
   void drain();
+  void launch_on_device(const Launch& launch, std::size_t first);
+  void copy_messages(const Stage& stage, bool send);
   void fail(const char* what) noexcept;
 
   static void run_call(void* argument);
   void run_rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const kernels::Context& context);
+  void clear_sink_gradients();
   void sum_sinks();
   double* sink_gradient(int rank) const;
 
@@ -92,6 +107,8 @@ class Executor {
   Communicator& communicator_;
   Agreement agreement_;
   ExecuteOptions options_;
+  std::unique_ptr<Device> device_;
+  std::optional<MessageMirror> mirror_;  // with a device
   Arena arena_;
   ThreadPool pool_;
   Trace trace_;

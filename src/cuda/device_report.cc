@@ -1,0 +1,63 @@
+#include "cuda/report.h"
+
+#include <cuda_runtime_api.h>
+#include <dlfcn.h>
+#include <fmt/format.h>
+
+namespace ringspan::cuda {
+namespace {
+
+std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
+
+// A library that is looked for when it is needed; `version` is the name of a function that tells its version.
+std::string library_line(const char* title, const char* file, const char* what_for) {
+  void* handle = dlopen(file, RTLD_LAZY | RTLD_LOCAL);
+  if (handle == nullptr) return fmt::format("{}: {} was not found; {}", title, file, what_for);
+  dlclose(handle);
+  return fmt::format("{}: {} was found; {}", title, file, what_for);
+}
+
+std::string device_line(int index) {
+  cudaDeviceProp properties{};
+  const cudaError_t status = cudaGetDeviceProperties(&properties, index);
+  if (status != cudaSuccess) return fmt::format("cuda:{}: {}", index, cudaGetErrorString(status));
+  const std::string head =
+      fmt::format("cuda:{}: {}, compute capability {}.{}, {} MiB, {} multiprocessors", index, properties.name, properties.major,
+                  properties.minor, properties.totalGlobalMem >> 20, properties.multiProcessorCount);
+  if (properties.major < 8) {
+    return head + "; the kernels need 8.0 or newer (this CUDA cannot compile for it): attention runs on the CPU";
+  }
+  return head + fmt::format(
+                    "; attention runs with kernels of our own: mma.sync for 16-bit tensors, float32 units for float32; {} "
+                    "KiB of shared memory per block",
+                    properties.sharedMemPerBlockOptin >> 10);
+}
+
+}  // namespace
+
+std::vector<std::string> cuda_report() {
+  std::vector<std::string> lines;
+  int runtime = 0;
+  int driver = 0;
+  static_cast<void>(cudaRuntimeGetVersion(&runtime));
+  static_cast<void>(cudaDriverGetVersion(&driver));
+  lines.push_back(fmt::format("cuda: compiled with CUDA {}", version_text(runtime)));
+  if (driver == 0) {
+    lines.push_back("cuda: no CUDA driver found; everything runs on the CPU");
+    return lines;
+  }
+  lines.push_back(fmt::format("cuda: the driver is for CUDA {}", version_text(driver)));
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status != cudaSuccess) {
+    static_cast<void>(cudaGetLastError());
+    lines.push_back(fmt::format("cuda: no device can be used: {}; everything runs on the CPU", cudaGetErrorString(status)));
+    return lines;
+  }
+  for (int index = 0; index < count; ++index) lines.push_back(device_line(index));
+  lines.push_back(library_line("cudnn", "libcudnn.so.9", "it is not used: every kernel is our own"));
+  lines.push_back(library_line("nccl", "libnccl.so.2", "it is not used: messages pass through pinned host memory"));
+  return lines;
+}
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,179 @@
+// The runtime of a CUDA device, on one stream; see runtime.h. The runtime library of CUDA is linked statically and looks for
+// the driver when it is first called, so that this library loads where there is none.
+#include <fmt/format.h>
+
+#include <chrono>
+#include <thread>
+
+#include "cuda/device_launch.h"
+#include "cuda/runtime.h"
+#include "ringspan/error.h"
+
+namespace ringspan::cuda {
+namespace {
+
+void check(cudaError_t status, const std::string& what) {
+  if (status == cudaSuccess) return;
+  throw DeviceError(fmt::format("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status)));
+}
+
+// The calling thread's current device is the caller's business: it is restored.
+class CurrentDevice {
+ public:
+  explicit CurrentDevice(int index) {
+    check(cudaGetDevice(&before_), "cannot ask for the current device");
+    if (before_ != index) check(cudaSetDevice(index), fmt::format("cannot use cuda:{}", index));
+    changed_ = before_ != index;
+  }
+  ~CurrentDevice() {
+    if (changed_) static_cast<void>(cudaSetDevice(before_));
+  }
+  CurrentDevice(const CurrentDevice&) = delete;
+  CurrentDevice& operator=(const CurrentDevice&) = delete;
+
+ private:
+  int before_ = 0;
+  bool changed_ = false;
+};
+
+class CudaRuntime final : public Runtime {
+ public:
+  CudaRuntime(int index, void* stream)
+      : index_(index), stream_(static_cast<cudaStream_t>(stream)), owns_stream_(stream == nullptr) {
+    int count = 0;
+    check(cudaGetDeviceCount(&count), "cannot use CUDA");
+    if (index < 0 || index >= count)
+      throw DeviceError(fmt::format("there is no cuda:{}: this machine has {} CUDA devices", index, count));
+    const CurrentDevice current(index);
+    cudaDeviceProp properties{};
+    check(cudaGetDeviceProperties(&properties, index), fmt::format("cannot ask for the properties of cuda:{}", index));
+    name_ = fmt::format("cuda:{} ({})", index, properties.name);
+    if (properties.major < 8) {
+      throw Unsupported(fmt::format("{} has compute capability {}.{}; the kernels need 8.0 or newer", name_, properties.major,
+                                    properties.minor));
+    }
+    shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
+    if (owns_stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
+    for (cudaEvent_t& event : events_)
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cannot create an event on " + name_);
+  }
+
+  ~CudaRuntime() override {
+    for (cudaEvent_t event : events_) static_cast<void>(cudaEventDestroy(event));
+    if (owns_stream_) static_cast<void>(cudaStreamDestroy(stream_));
+  }
+
+  std::string name() const override { return name_; }
+  int shared_bytes_per_block() const override { return shared_bytes_; }
+  bool holds(const void* data) const override {
+    cudaPointerAttributes attributes{};
+    if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
+    return attributes.type == cudaMemoryTypeManaged || (attributes.type == cudaMemoryTypeDevice && attributes.device == index_);
+  }
+
+  std::byte* allocate(std::int64_t bytes) override {
+    const CurrentDevice current(index_);
+    void* data = nullptr;
+    check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), fmt::format("cannot allocate {} bytes on {}", bytes, name_));
+    return static_cast<std::byte*>(data);
+  }
+  void release(std::byte* data) noexcept override { static_cast<void>(cudaFree(data)); }
+  std::byte* allocate_host(std::int64_t bytes) override {
+    const CurrentDevice current(index_);
+    void* data = nullptr;
+    check(cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocPortable),
+          fmt::format("cannot allocate {} bytes of pinned host memory for {}", bytes, name_));
+    return static_cast<std::byte*>(data);
+  }
+  void release_host(std::byte* data) noexcept override { static_cast<void>(cudaFreeHost(data)); }
+  void copy(void* to, const void* from, std::int64_t bytes) override {
+    const CurrentDevice current(index_);
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_),
+          fmt::format("cannot copy {} bytes on {}", bytes, name_));
+  }
+
+  void attend(const AttendArguments& arguments, std::int64_t blocks) override {
+    const CurrentDevice current(index_);
+    switch (arguments.params.shape.dtype) {
+      case DType::float32:
+        return launched(launch_attend_typed<DType::float32>(arguments, blocks, stream_), "attend");
+      case DType::bfloat16:
+        return launched(launch_attend_typed<DType::bfloat16>(arguments, blocks, stream_), "attend");
+      case DType::float16:
+        return launched(launch_attend_typed<DType::float16>(arguments, blocks, stream_), "attend");
+    }
+  }
+  void gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks) override {
+    const CurrentDevice current(index_);
+    switch (arguments.params.shape.dtype) {
+      case DType::float32:
+        return launched(launch_gradient_typed<DType::float32>(gradient, arguments, blocks, stream_), "attend_backward");
+      case DType::bfloat16:
+        return launched(launch_gradient_typed<DType::bfloat16>(gradient, arguments, blocks, stream_), "attend_backward");
+      case DType::float16:
+        return launched(launch_gradient_typed<DType::float16>(gradient, arguments, blocks, stream_), "attend_backward");
+    }
+  }
+  void rows(const RowArguments& arguments, std::int64_t blocks) override {
+    const CurrentDevice current(index_);
+    launched(launch_rows(arguments, blocks, stream_), "rows");
+  }
+  void sink_gradient(const SinkArguments& arguments) override {
+    const CurrentDevice current(index_);
+    launched(launch_sink_gradient(arguments, stream_), "sink_gradient");
+  }
+  void sum_sinks(const SinkArguments& arguments) override {
+    const CurrentDevice current(index_);
+    launched(launch_sum_sinks(arguments, stream_), "sum_sinks");
+  }
+
+  Event record() override {
+    const CurrentDevice current(index_);
+    check(cudaEventRecord(slot(++recorded_), stream_), "cannot record an event on " + name_);
+    return recorded_;
+  }
+  bool is_complete(Event event) override {
+    if (event == 0) return true;
+    // A slot that was recorded again stands for a later point: complete only when that is.
+    const cudaError_t status = cudaEventQuery(slot(event));
+    if (status == cudaErrorNotReady) return false;
+    check(status, name_ + " failed");
+    return true;
+  }
+  void wait(Event event, FunctionRef<void()> progress) override {
+    using Clock = std::chrono::steady_clock;
+    Clock::time_point next = Clock::now() + std::chrono::milliseconds(1);
+    while (!is_complete(event)) {
+      if (Clock::now() >= next) {
+        progress();
+        next = Clock::now() + std::chrono::milliseconds(1);
+      }
+      std::this_thread::yield();
+    }
+  }
+
+ private:
+  static constexpr std::uint64_t kEvents = 16;
+
+  cudaEvent_t slot(Event event) const { return events_[event % kEvents]; }
+  void launched(cudaError_t status, const char* kernel) const {
+    check(status, fmt::format("cannot launch {} on {}", kernel, name_));
+  }
+
+  int index_;
+  cudaStream_t stream_;
+  bool owns_stream_;
+  std::string name_;
+  int shared_bytes_ = 0;
+  cudaEvent_t events_[kEvents] = {};
+  Event recorded_ = 0;
+};
+
+}  // namespace
+
+std::unique_ptr<Runtime> make_cuda_runtime(int index, void* stream) { return std::make_unique<CudaRuntime>(index, stream); }
+
+}  // namespace ringspan::cuda

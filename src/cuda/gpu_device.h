@@ -1,0 +1,63 @@
+// GpuDevice: the executor's Device over a Runtime: selects tile policies, makes schedules, brings tasks to the device.
+//
+// Tasks and groups of a pass lie in one block of host memory and one of the device, set aside by reserve(); two of each take
+// turns, so that a pass can be prepared while the one before it still runs. Schedules allocate on the host.
+#pragma once
+
+#include <memory>
+
+#include "cuda/runtime.h"
+#include "cuda/schedule.h"
+#include "exec/device.h"
+
+namespace ringspan::cuda {
+
+class GpuDevice final : public internal::Device {
+ public:
+  explicit GpuDevice(std::unique_ptr<Runtime> runtime);
+  ~GpuDevice() override;
+
+  std::string name() const override { return runtime_->name(); }
+  bool holds(const void* data) const override { return runtime_->holds(data); }
+  std::byte* allocate(std::int64_t bytes) override { return runtime_->allocate(bytes); }
+  void release(std::byte* data) noexcept override { runtime_->release(data); }
+  std::byte* allocate_host(std::int64_t bytes) override { return runtime_->allocate_host(bytes); }
+  void release_host(std::byte* data) noexcept override { runtime_->release_host(data); }
+  void copy(void* to, const void* from, std::int64_t bytes) override { runtime_->copy(to, from, bytes); }
+
+  void check_supported(const kernels::AttendShape& shape, bool backward) const override;
+  void reserve(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) override;
+  void begin_pass() override;
+
+  void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) override;
+  void attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) override;
+  void rows(const internal::Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) override;
+  void sink_gradient(std::span<const kernels::RowTask> tasks, const float* sinks, double* gradient, int heads) override;
+  void sum_sinks(const double* gradients, int heads, int ranks, float* total) override;
+
+  Event record() override { return runtime_->record(); }
+  bool is_complete(Event event) override { return runtime_->is_complete(event); }
+  void wait(Event event, FunctionRef<void()> progress) override { runtime_->wait(event, progress); }
+
+ private:
+  // Memory that tasks travel through: the same bytes on both sides.
+  struct Side {
+    std::byte* host = nullptr;
+    std::byte* device = nullptr;
+    Event last_use = 0;
+  };
+
+  template <typename T>
+  const T* send(std::span<const T> values);
+  void for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
+                 FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
+  void release_sides() noexcept;
+
+  std::unique_ptr<Runtime> runtime_;
+  Side sides_[2];
+  int side_ = 0;
+  std::int64_t capacity_ = 0;
+  std::int64_t used_ = 0;
+};
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,192 @@
+// The row kernels of this folder, emulated, against those of the CPU: the same bits but for delta, whose sum has another order.
+#include <gtest/gtest.h>
+
+#include <random>
+
+#include "cuda/gpu_device.h"
+#include "kernels/attend_world.h"
+#include "kernels/rowwise.h"
+#include "ringspan/error.h"
+
+namespace ringspan::cuda {
+namespace {
+
+using internal::Launch;
+using internal::LaunchKind;
+using kernels::Operand;
+using kernels::RowTask;
+
+// A pool of memory that random tasks lie in, on the host and on the device.
+class Rows : public ::testing::Test {
+ protected:
+  static constexpr std::int64_t kFloats = 60000;
+
+  Rows() : device_(make_emulated_runtime(1)), host_(kFloats), memory_(device_.allocate(kFloats * 4)) {
+    device_.reserve(1000, 0, 1000);
+    std::normal_distribution<float> normal;
+    for (float& x : host_) x = normal(random_);
+    before_ = host_;
+    device_.copy(memory_, host_.data(), kFloats * 4);
+    device_.wait(device_.record(), [] {});
+  }
+  ~Rows() override { device_.release(memory_); }
+
+  std::int64_t below(std::int64_t bound) { return static_cast<std::int64_t>(random_() % static_cast<std::uint64_t>(bound)); }
+
+  // An operand of `shape` and `width` in a part of the pool of its own; now and then tasks share one (`offset` given).
+  Operand place(const RowTask& shape, int width, DType dtype) {
+    Operand operand;
+    operand.dtype = dtype;
+    operand.head_stride = width + below(3);
+    operand.row_stride = operand.head_stride * shape.head_count + below(4);
+    operand.batch_stride = operand.row_stride * shape.row_count + below(5);
+    const std::int64_t elements = operand.batch_stride * shape.batch_count + width;
+    used_ += elements + 8;
+    if (used_ >= kFloats) throw std::logic_error("the pool is too small for the test");
+    operand.data = host_.data() + used_ - elements - 8;
+    return operand;
+  }
+  RowTask shape() {
+    RowTask task;
+    task.batch_count = 1 + below(2), task.row_count = 1 + below(40), task.head_count = 1 + below(3);
+    task.head_first = below(3), task.head_step = 1 + below(2);
+    return task;
+  }
+  RowTask on_device(RowTask task) const {
+    for (Operand& operand : task.operands) {
+      if (operand.data == nullptr) continue;
+      operand.data = memory_ + (static_cast<float*>(operand.data) - host_.data()) * 4;
+    }
+    return task;
+  }
+
+  // Runs the launch on both sides; returns what the device's memory holds then.
+  template <typename OnHost>
+  std::vector<float> run(const Launch& launch, const std::vector<RowTask>& tasks, OnHost&& on_host) {
+    ThreadPool pool(1);
+    const auto progress = [] {};
+    std::vector<RowTask> moved;
+    for (const RowTask& task : tasks) moved.push_back(on_device(task));
+    device_.begin_pass();
+    device_.rows(launch, moved, nullptr);
+    std::vector<float> result(kFloats);
+    device_.copy(result.data(), memory_, kFloats * 4);
+    device_.wait(device_.record(), [] {});
+    on_host(std::span<const RowTask>(tasks), kernels::Context{pool, nullptr, progress});
+    return result;
+  }
+  void expect_same_bits(const std::vector<float>& result, const char* what) {
+    EXPECT_NE(std::memcmp(before_.data(), result.data(), kFloats * 4), 0) << what << " did nothing";
+    for (std::int64_t i = 0; i < kFloats; ++i) {
+      ASSERT_EQ(std::bit_cast<std::uint32_t>(result[static_cast<std::size_t>(i)]),
+                std::bit_cast<std::uint32_t>(host_[static_cast<std::size_t>(i)]))
+          << what << " at " << i;
+    }
+  }
+
+  std::mt19937_64 random_{5};
+  GpuDevice device_;
+  std::vector<float> host_, before_;
+  std::byte* memory_;
+  std::int64_t used_ = 0;
+};
+
+constexpr DType kTypes[] = {DType::float32, DType::bfloat16, DType::float16};
+
+TEST_F(Rows, FillCopyAndAdd) {
+  for (const int width : {1, 3, 17, 64, 130}) {
+    std::vector<RowTask> tasks;
+    for (int index = 0; index < 3; ++index) {
+      RowTask task = shape();
+      task.row_count = 1 + task.row_count % 6;
+      task.operands[0] = place(task, width, kTypes[below(3)]);
+      task.operands[1] = place(task, width, kTypes[below(3)]);
+      tasks.push_back(task);
+    }
+    tasks.push_back(tasks[0]);  // the same target again: after the first
+    tasks.back().operands[0] = tasks[0].operands[1];
+    tasks.back().operands[1] = tasks[0].operands[0];
+    Launch launch;
+    launch.width = width;
+    launch.kind = LaunchKind::add;
+    expect_same_bits(run(launch, tasks, [&](auto list, const auto& context) { kernels::add_rows(list, width, context); }),
+                     "add");
+    launch.kind = LaunchKind::copy;
+    expect_same_bits(run(launch, tasks, [&](auto list, const auto& context) { kernels::copy_rows(list, width, context); }),
+                     "copy");
+    launch.kind = LaunchKind::fill;
+    launch.value = -1.5F;
+    tasks.resize(1);
+    expect_same_bits(
+        run(launch, tasks, [&](auto list, const auto& context) { kernels::fill_rows(list, width, -1.5F, context); }), "fill");
+  }
+}
+
+TEST_F(Rows, MergesAndFinalize) {
+  const int width = 19;
+  const auto f32 = DType::float32;
+  RowTask partial = shape();
+  partial.row_count = 30;
+  const Operand o = place(partial, width, f32), lse = place(partial, 1, f32), m = place(partial, 1, f32),
+                l = place(partial, 1, f32), acc = place(partial, width, f32), m2 = place(partial, 1, f32),
+                l2 = place(partial, 1, f32), acc2 = place(partial, width, f32), o16 = place(partial, width, DType::bfloat16),
+                o2 = place(partial, width, f32);
+  const auto set = [&](const Operand& operand, std::int64_t row, float value) {
+    static_cast<float*>(operand.data)[row * operand.row_stride] = value;
+  };
+  for (const std::int64_t row : {0, 3, 4}) set(m, row, -std::numeric_limits<float>::infinity()), set(l, row, 0.0F);
+  for (const std::int64_t row : {3, 7}) set(lse, row, -std::numeric_limits<float>::infinity());
+  set(m2, 4, -std::numeric_limits<float>::infinity()), set(l2, 4, 0.0F);
+  device_.copy(memory_, host_.data(), kFloats * 4);
+  device_.wait(device_.record(), [] {});
+
+  const auto with = [&](std::initializer_list<Operand> operands) {
+    RowTask task = partial;
+    std::copy(operands.begin(), operands.end(), task.operands);
+    return task;
+  };
+  Launch launch;
+  launch.width = width;
+  launch.kind = LaunchKind::merge;
+  const RowTask merge = with({o, lse, m, l, acc});
+  expect_same_bits(
+      run(launch, {merge, merge}, [&](auto list, const auto& context) { kernels::merge_rows(list, width, context); }),
+      "merge, twice into the same state");
+  launch.kind = LaunchKind::merge_states;
+  expect_same_bits(run(launch, {with({m2, l2, acc2, m, l, acc})},
+                       [&](auto list, const auto& context) { kernels::merge_states(list, width, context); }),
+                   "merge_states");
+  launch.kind = LaunchKind::finalize;
+  launch.value = 0.5F;
+  // lse in the place of m, and o in that of acc; both kinds of o.
+  expect_same_bits(run(launch, {with({m, l, acc, o16, m, o2}), with({m2, l2, acc2, acc2, l2, Operand{}})},
+                       [&](auto list, const auto& context) { kernels::finalize_rows(list, width, 0.5F, nullptr, context); }),
+                   "finalize");
+}
+
+TEST_F(Rows, Delta) {
+  for (const int width : {1, 5, 64, 200}) {
+    RowTask task = shape();
+    task.row_count = 5;
+    task.operands[0] = place(task, width, DType::float32);
+    task.operands[1] = place(task, width, DType::float32);
+    task.operands[2] = place(task, 1, DType::float32);
+    if (width != 5) task.operands[3] = place(task, 1, DType::float32);
+    Launch launch;
+    launch.kind = LaunchKind::delta;
+    launch.width = width;
+    const std::vector<float> result =
+        run(launch, {task}, [&](auto list, const auto& context) { kernels::delta_rows(list, width, context); });
+    for (std::size_t i = 0; i < host_.size(); ++i) ASSERT_NEAR(result[i], host_[i], 1e-4) << width;
+  }
+}
+
+TEST_F(Rows, ShapesBeyondTheKernelsAreRefused) {
+  kernels::AttendShape shape{DType::float32, 257, 64, 1, false, false, false, 1};
+  EXPECT_THROW(device_.check_supported(shape, false), Unsupported);
+  shape.head_dim = 256;
+  EXPECT_NO_THROW(device_.check_supported(shape, true));
+}
+
+}  // namespace
+}  // namespace ringspan::cuda

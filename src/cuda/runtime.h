@@ -1,0 +1,50 @@
+// Runtime: what a device does, in order: copies, launches of the kernels of this folder, events. Two of them: CUDA's own, on
+// one stream (device_runtime.cc), and the emulated one, which runs the same block programs on a thread of its own, with memory
+// that the host cannot reach by accident (emulated_runtime.cc).
+//
+// Pointers inside arguments and tasks are memory of the device. Errors of the device are thrown as DeviceError.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "cuda/arguments.h"
+#include "cuda/gradient.h"
+#include "exec/queue.h"
+
+namespace ringspan::cuda {
+
+class Runtime {
+ public:
+  virtual ~Runtime() = default;
+  virtual std::string name() const = 0;
+  virtual bool holds(const void* data) const = 0;
+  // Shared memory that a block may have, in bytes.
+  virtual int shared_bytes_per_block() const = 0;
+
+  virtual std::byte* allocate(std::int64_t bytes) = 0;
+  virtual void release(std::byte* data) noexcept = 0;
+  virtual std::byte* allocate_host(std::int64_t bytes) = 0;
+  virtual void release_host(std::byte* data) noexcept = 0;
+  virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
+
+  virtual void attend(const AttendArguments& arguments, std::int64_t blocks) = 0;
+  virtual void gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks) = 0;
+  virtual void rows(const RowArguments& arguments, std::int64_t blocks) = 0;
+  virtual void sink_gradient(const SinkArguments& arguments) = 0;
+  virtual void sum_sinks(const SinkArguments& arguments) = 0;
+
+  virtual Event record() = 0;
+  virtual bool is_complete(Event event) = 0;
+  virtual void wait(Event event, FunctionRef<void()> progress) = 0;
+};
+
+// Delays are drawn from `seed`, as by the fake device queue.
+std::unique_ptr<Runtime> make_emulated_runtime(std::uint64_t seed);
+// Of device `index`, on `stream` (a cudaStream_t), or on a stream of its own where that is null. Throws DeviceError where there
+// is no such device, Unsupported where this library was built without CUDA.
+std::unique_ptr<Runtime> make_cuda_runtime(int index, void* stream);
+
+}  // namespace ringspan::cuda

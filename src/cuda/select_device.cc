@@ -1,0 +1,82 @@
+#include "cuda/select_device.h"
+
+#include <fmt/format.h>
+
+#include <charconv>
+
+#include "cuda/gpu_device.h"
+#include "cuda/report.h"
+#include "ringspan/device.h"
+#include "ringspan/error.h"
+
+namespace ringspan {
+namespace cuda {
+
+std::unique_ptr<Runtime> make_runtime(std::string_view device, void* stream, std::uint64_t seed) {
+  if (device.empty() || device == "cpu") {
+    if (stream != nullptr) throw InvalidArgument("stream is given, but device is cpu, which has none");
+    return nullptr;
+  }
+  if (device == "cuda-emulated") return make_emulated_runtime(seed);
+  if (device == "cuda") return make_cuda_runtime(0, stream);
+  constexpr std::string_view kPrefix = "cuda:";
+  if (device.starts_with(kPrefix)) {
+    int index = -1;
+    const char* const end = device.data() + device.size();
+    const auto [rest, error] = std::from_chars(device.data() + kPrefix.size(), end, index);
+    if (error == std::errc{} && rest == end && index >= 0) return make_cuda_runtime(index, stream);
+  }
+  throw InvalidArgument(fmt::format("unknown device '{}': expected cpu, cuda, cuda:INDEX or cuda-emulated", device));
+}
+
+std::unique_ptr<internal::Device> make_device(std::string_view device, void* stream, std::uint64_t seed) {
+  std::unique_ptr<Runtime> runtime = make_runtime(device, stream, seed);
+  if (runtime == nullptr) return nullptr;
+  return std::make_unique<GpuDevice>(std::move(runtime));
+}
+
+}  // namespace cuda
+
+std::vector<std::string> device_report() { return cuda::cuda_report(); }
+
+struct DeviceBuffer::Impl {
+  std::unique_ptr<cuda::Runtime> runtime;
+  std::int64_t bytes = 0;
+  std::byte* data = nullptr;
+
+  ~Impl() {
+    if (data != nullptr) runtime->release(data);
+  }
+  void copy(void* to, const void* from, std::int64_t count, std::int64_t offset) const {
+    if (offset < 0 || count < 0 || offset + count > bytes) {
+      throw InvalidArgument(fmt::format("bytes {} to {} are outside of a buffer of {} bytes", offset, offset + count, bytes));
+    }
+    runtime->copy(to, from, count);
+    runtime->wait(runtime->record(), [] {});
+  }
+};
+
+DeviceBuffer::DeviceBuffer(std::string_view device, std::int64_t bytes) : impl_(std::make_unique<Impl>()) {
+  if (bytes < 0) throw InvalidArgument(fmt::format("bytes ({}) must not be negative", bytes));
+  impl_->runtime = cuda::make_runtime(device, nullptr, 1);
+  if (impl_->runtime == nullptr) throw InvalidArgument("a device buffer is for devices other than the cpu");
+  impl_->bytes = bytes;
+  if (bytes > 0) impl_->data = impl_->runtime->allocate(bytes);
+}
+DeviceBuffer::~DeviceBuffer() = default;
+DeviceBuffer::DeviceBuffer(DeviceBuffer&&) noexcept = default;
+DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&&) noexcept = default;
+
+std::byte* DeviceBuffer::data() const { return impl_->data; }
+std::int64_t DeviceBuffer::bytes() const { return impl_->bytes; }
+void DeviceBuffer::copy_from_host(const void* source, std::int64_t bytes, std::int64_t offset) {
+  impl_->copy(impl_->data + offset, source, bytes, offset);
+}
+void DeviceBuffer::copy_from_device(const void* source, std::int64_t bytes, std::int64_t offset) {
+  impl_->copy(impl_->data + offset, source, bytes, offset);
+}
+void DeviceBuffer::copy_to_host(void* target, std::int64_t bytes, std::int64_t offset) const {
+  impl_->copy(target, impl_->data + offset, bytes, offset);
+}
+
+}  // namespace ringspan

@@ -1,0 +1,57 @@
+// Device: where the executor's arena lies and its launches run, when that is not the host. Implemented by src/cuda.
+//
+// Everything is asynchronous and in order: a launch or a copy sees what those before it wrote. The host may touch memory of
+// allocate_host() that a copy reads or writes only when an event recorded after the copy is complete. All operands of a launch
+// are memory of the device; the tasks are copied by the call.
+//
+// Cost: a launch copies its tasks to the device, in storage set aside by reserve(). Thread safety: one thread at a time.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "exec/queue.h"
+#include "kernels/attend.h"
+#include "kernels/rowwise.h"
+#include "plan/plan_data.h"
+
+namespace ringspan::internal {
+
+class Device {
+ public:
+  virtual ~Device() = default;
+
+  // "cuda:0 (NVIDIA H200)"
+  virtual std::string name() const = 0;
+  // Whether the device's kernels can read and write there.
+  virtual bool holds(const void* data) const = 0;
+
+  virtual std::byte* allocate(std::int64_t bytes) = 0;  // aligned to 256; throws DeviceError
+  virtual void release(std::byte* data) noexcept = 0;
+  virtual std::byte* allocate_host(std::int64_t bytes) = 0;  // what copies to and from the device are fastest with
+  virtual void release_host(std::byte* data) noexcept = 0;
+  virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
+
+  // Throws Unsupported unless attend and, with `backward`, attend_backward can do the shape.
+  virtual void check_supported(const kernels::AttendShape& shape, bool backward) const = 0;
+  // Sets storage aside for the tasks of passes of at most so many.
+  virtual void reserve(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) = 0;
+  virtual void begin_pass() = 0;
+
+  virtual void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;
+  virtual void attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;
+  // fill, copy, add, merge, merge_states, finalize or delta; sinks: of finalize, or nullptr.
+  virtual void rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) = 0;
+  // gradient (float64, heads) -= ..., see kernels::sink_gradient.
+  virtual void sink_gradient(std::span<const kernels::RowTask> tasks, const float* sinks, double* gradient, int heads) = 0;
+  // total[h] = sum over ranks of gradients[rank * heads + h], in rank order.
+  virtual void sum_sinks(const double* gradients, int heads, int ranks, float* total) = 0;
+
+  virtual Event record() = 0;
+  virtual bool is_complete(Event event) = 0;
+  virtual void wait(Event event, FunctionRef<void()> progress) = 0;
+};
+
+}  // namespace ringspan::internal

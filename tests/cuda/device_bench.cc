@@ -1,0 +1,160 @@
+// Times attention on a device through the public API, checks nothing, and prints one JSON object per line:
+//     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS
+// Seconds are the median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end.
+// TFLOP/s count 4 n m h d per visible pair forward and 10 backward.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+#include <list>
+#include <random>
+#include <vector>
+
+#include "base/float16.h"
+#include "cuda/device_world.h"
+#include "ringspan/error.h"
+#include "ringspan/transports.h"
+
+namespace ringspan::testing {
+namespace {
+
+struct Times {
+  std::vector<double> forward, backward;
+};
+
+// Some thousand normals, repeated: drawing 10^9 takes longer than what is measured.
+std::vector<std::byte> random_values(DType dtype, std::int64_t elements, std::uint64_t seed) {
+  constexpr std::int64_t kPeriod = 8191;
+  const std::int64_t size = size_of(dtype);
+  std::vector<std::byte> period(static_cast<std::size_t>(kPeriod * size));
+  std::mt19937 random(static_cast<unsigned>(seed));
+  std::normal_distribution<float> normal;
+  for (std::int64_t i = 0; i < kPeriod; ++i) {
+    const float value = normal(random);
+    const std::uint16_t half = dtype == DType::bfloat16 ? float_to_bfloat16(value) : float_to_float16(value);
+    std::memcpy(period.data() + i * size, dtype == DType::float32 ? static_cast<const void*>(&value) : &half,
+                static_cast<std::size_t>(size));
+  }
+  std::vector<std::byte> bytes(static_cast<std::size_t>(elements * size));
+  for (std::size_t at = 0; at < bytes.size(); at += period.size()) {
+    std::memcpy(bytes.data() + at, period.data(), std::min(period.size(), bytes.size() - at));
+  }
+  return bytes;
+}
+
+class Buffers {
+ public:
+  Buffers(const std::string& device, const internal::PlanData& plan) : device_(device), plan_(plan) {}
+  Tensor make(internal::TensorKind kind, bool filled) {
+    const internal::TensorShape s = internal::shape_of(plan_, kind);
+    const std::int64_t elements = s.batch * s.rows * s.heads * s.width;
+    buffers_.emplace_back(device_, std::max<std::int64_t>(elements * size_of(s.dtype), 1));
+    if (filled) {
+      const std::vector<std::byte> values = random_values(s.dtype, elements, buffers_.size());
+      buffers_.back().copy_from_host(values.data(), static_cast<std::int64_t>(values.size()));
+    }
+    void* data = buffers_.back().data();
+    if (kind == internal::TensorKind::lse) return dense_bhsd(data, s.rows, s.heads, 1);
+    return dense_bshd(data, s.rows, s.heads, s.width);
+  }
+
+ private:
+  std::string device_;
+  const internal::PlanData& plan_;
+  std::list<DeviceBuffer> buffers_;
+};
+
+// "cuda%4": rank r on cuda:(r mod 4).
+std::string device_of(const std::string& device, int rank) {
+  if (!device.starts_with("cuda%")) return device;
+  return "cuda:" + std::to_string(rank % std::max(1, std::atoi(device.c_str() + 5)));
+}
+
+void run_rank(const std::string& device, const Problem& problem, const PlanOptions& options, int repeats,
+              Communicator& communicator, Times* times) {
+  ExecuteOptions execute;
+  execute.device = device;
+  Attention attention(problem, options, communicator, execute);
+  const internal::PlanData& plan = attention.plan().data();
+  using Kind = internal::TensorKind;
+  Buffers buffers(device, plan);
+  ForwardTensors f;
+  BackwardTensors b;
+  const Tensor q = buffers.make(Kind::q, true), k = buffers.make(Kind::k, true), v = buffers.make(Kind::v, true);
+  f.q = b.q = q, f.k = b.k = k, f.v = b.v = v;
+  f.o = buffers.make(Kind::o, false), f.lse = buffers.make(Kind::lse, false);
+  b.o = f.o, b.lse = f.lse;
+  b.d_out = buffers.make(Kind::d_out, true);
+  b.dq = buffers.make(Kind::dq, false), b.dk = buffers.make(Kind::dk, false), b.dv = buffers.make(Kind::dv, false);
+  for (int index = -2; index < repeats; ++index) {
+    const auto begin = std::chrono::steady_clock::now();
+    attention.forward(f);
+    attention.wait();
+    const auto middle = std::chrono::steady_clock::now();
+    attention.backward(b);
+    attention.wait();
+    const auto end = std::chrono::steady_clock::now();
+    if (index < 0 || communicator.rank() != 0) continue;
+    times->forward.push_back(std::chrono::duration<double>(middle - begin).count());
+    times->backward.push_back(std::chrono::duration<double>(end - middle).count());
+  }
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+int bench(int argc, char** argv) {
+  if (argc != 12) {
+    fmt::print(stderr,
+               "usage: device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS\n");
+    return 2;
+  }
+  Problem p;
+  p.ranks = std::atoi(argv[2]);
+  p.dtype = parse_dtype(argv[3]);
+  p.heads = std::atoi(argv[4]);
+  p.kv_heads = std::atoi(argv[5]);
+  p.head_dim = p.head_dim_v = std::atoi(argv[6]);
+  p.tokens_q = p.tokens_k = std::atoll(argv[7]);
+  p.pattern = Pattern::parse(argv[8]);
+  p.sharding_q = p.sharding_k = Sharding::parse(argv[9]);
+  PlanOptions options;
+  options.strategy = parse_strategy(argv[10]);
+  const int repeats = std::max(1, std::atoi(argv[11]));
+  Times times;
+  run_thread_ranks(p.ranks, [&](Communicator& communicator) {
+    run_rank(device_of(argv[1], communicator.rank()), p, options, repeats, communicator, &times);
+  });
+  double pairs = 0;
+  for (int rank = 0; rank < p.ranks; ++rank) {
+    pairs += static_cast<double>(make_plan(p, options, rank).data().forward.pairs);
+  }
+  const double flops = 4.0 * pairs * p.head_dim;
+  const double forward = median(times.forward), backward = median(times.backward);
+  fmt::print(
+      "{{\"device\": \"{}\", \"ranks\": {}, \"dtype\": \"{}\", \"heads\": {}, \"kv_heads\": {}, \"head_dim\": {}, \"tokens\": "
+      "{}, "
+      "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"repeats\": {}, \"forward_seconds\": {:.6g}, "
+      "\"backward_seconds\": {:.6g}, \"forward_tflops\": {:.4g}, \"backward_tflops\": {:.4g}}}\n",
+      argv[1], p.ranks, ringspan::to_string(p.dtype), p.heads, p.kv_heads, p.head_dim, p.tokens_q, argv[8], argv[9], argv[10],
+      repeats, forward, backward, flops / forward / 1e12, 2.5 * flops / backward / 1e12);
+  return 0;
+}
+
+}  // namespace
+}  // namespace ringspan::testing
+
+int main(int argc, char** argv) {
+  try {
+    return ringspan::testing::bench(argc, argv);
+  } catch (const std::exception& error) {
+    fmt::print("{{\"error\": \"{}\", \"tokens\": \"{}\", \"pattern\": \"{}\"}}\n", error.what(), argc > 7 ? argv[7] : "",
+               argc > 8 ? argv[8] : "");
+    return 1;
+  }
+}

@@ -1,0 +1,153 @@
+// Attention on a device against the float64 oracle, through the whole executor: plans, messages, arena and kernels are those of
+// a GPU; the device is the emulated one unless RINGSPAN_TEST_DEVICE names another.
+#include <gtest/gtest.h>
+
+#include <cstdlib>
+
+#include "cuda/device_world.h"
+#include "oracle/random_problem.h"
+#include "ringspan/error.h"
+
+namespace ringspan::testing {
+namespace {
+
+Case make_case(std::string_view pattern, Strategy strategy, int ranks, std::int64_t tokens = 61) {
+  Case test;
+  Problem& p = test.problem;
+  p.tokens_q = p.tokens_k = tokens;
+  p.heads = 4;
+  p.kv_heads = 2;
+  p.head_dim = 16;
+  p.head_dim_v = 12;
+  p.pattern = Pattern::parse(pattern);
+  p.ranks = ranks;
+  test.options.strategy = strategy;
+  if (p.pattern.documents) p.cu_seqlens_q = {0, 7, 7, static_cast<std::int32_t>(tokens / 2), static_cast<std::int32_t>(tokens)};
+  return test;
+}
+
+constexpr Strategy kStrategies[] = {Strategy::local, Strategy::all_gather, Strategy::exchange,
+                                    Strategy::ring,  Strategy::pass_q,     Strategy::ulysses};
+
+TEST(Device, EveryStrategy) {
+  for (const Strategy strategy : kStrategies) {
+    EXPECT_EQ(judge_on_device(make_case("causal", strategy, 3)), "");
+    EXPECT_EQ(judge_on_device(make_case("full", strategy, 1)), "");
+  }
+}
+
+TEST(Device, EveryPattern) {
+  int index = 0;
+  for (const char* pattern : {"window:5,3", "causal@top_left", "documents & causal", "prefix:10",
+                              "block:0-20,0-30;20-61,5-61,causal", "dilated:16x1,32x2,64x4", "dilated:16x1,32x2@torchscale",
+                              "dilated:16x1,32x4@head_groups & causal", "dilated:8x2,16x4 & documents & causal"}) {
+    EXPECT_EQ(judge_on_device(make_case(pattern, kStrategies[++index % 6], 2)), "");
+  }
+}
+
+TEST(Device, EveryDTypeAndOption) {
+  for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
+    for (const bool keep : {true, false}) {
+      Case test = make_case("causal", Strategy::ring, 3);
+      test.problem.dtype = dtype;
+      test.options.keep_o_float32 = keep;
+      test.problem.softcap = 15.0F;
+      test.problem.alibi = test.problem.sinks = true;
+      test.problem.dropout = 0.2F;
+      test.dlse = true;
+      EXPECT_EQ(judge_on_device(test), "");
+    }
+  }
+}
+
+// The random problems of `ringspan verify`, from the first one on.
+TEST(Device, RandomProblems) {
+  const char* wanted = std::getenv("RINGSPAN_TEST_DEVICE_CASES");
+  const int cases = wanted != nullptr ? std::atoi(wanted) : 12;
+  int run = 0;
+  for (std::uint64_t index = 0; run < cases; ++index) {
+    const oracle::RandomCase drawn = oracle::draw_case(20, index);
+    if (wanted == nullptr && oracle::work_of(drawn.problem) > 20'000'000) continue;
+    Case test;
+    test.problem = drawn.problem;
+    test.options = drawn.options;
+    test.dlse = drawn.dlse;
+    test.gain = drawn.gain;
+    test.seed = drawn.data_seed;
+    EXPECT_EQ(judge_on_device(test), "") << "case " << index << " of seed 20";
+    ++run;
+  }
+}
+
+TEST(Device, SameBitsRunAfterRun) {
+  Case test = make_case("causal & window:40,-1", Strategy::ring, 3, 150);
+  test.problem.dtype = DType::bfloat16;
+  test.options.bucket_rows = 16;
+  const Whole whole(test);
+  const Outputs first = run_on_device(test, whole);
+  for (const std::uint64_t seed : {2, 3}) {
+    test.seed = seed;  // of the delays; the tensors are those of `whole`
+    EXPECT_EQ(run_on_device(test, whole), first);
+  }
+}
+
+TEST(Device, TensorsInTheWrongMemoryAreRefusedByName) {
+  Case test = make_case("full", Strategy::exchange, 2);
+  test.execute.device = test_device();
+  const Whole whole(test);
+  const auto script = [&](Attention& attention, const RankTensors& rank) {
+    const internal::PlanData& plan = attention.plan().data();
+    DeviceTensors device(test_device(), plan);
+    ForwardTensors tensors = on_device(device, plan.problem, rank.forward());
+    if (plan.rank == 1) tensors.k = rank.forward().k;
+    attention.forward(tensors);
+  };
+  try {
+    run(test, whole, script);
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_NE(std::string(error.what()).find("k.data"), std::string::npos) << error.what();
+    EXPECT_NE(std::string(error.what()).find("not memory of cuda"), std::string::npos) << error.what();
+  }
+}
+
+TEST(Device, SavedGoesAwayAndComesBack) {
+  Case test = make_case("causal", Strategy::ring, 2);
+  test.problem.dtype = DType::float16;  // o is kept in float32
+  test.problem.kv_heads = test.problem.heads;
+  test.execute.device = test_device();
+  const auto script = [&](Attention& attention, const RankTensors& rank) {
+    const internal::PlanData& plan = attention.plan().data();
+    DeviceTensors forward(test_device(), plan);
+    attention.forward(on_device(forward, plan.problem, rank.forward()));
+    attention.wait();
+    forward.copy_back();
+    ASSERT_FALSE(attention.saved().empty());
+    const auto bytes = static_cast<std::int64_t>(attention.saved().size());
+    DeviceBuffer kept(test_device(), bytes);
+    kept.copy_from_device(attention.saved().data(), bytes);
+    DeviceTensors other(test_device(), plan);
+    ForwardTensors again = on_device(other, plan.problem, rank.forward());
+    again.q = again.k;  // another forward pass that keeps something else
+    attention.forward(again);
+    attention.restore_saved({kept.data(), static_cast<std::size_t>(bytes)});
+    attention.wait();
+    DeviceTensors backward(test_device(), plan);
+    attention.backward(on_device(backward, plan.problem, rank.backward()));
+    attention.wait();
+    backward.copy_back();
+  };
+  const Whole whole(test);
+  EXPECT_EQ(run(test, whole, script), run_on_device(test, whole));
+}
+
+TEST(Device, Names) {
+  EXPECT_THROW(DeviceBuffer("gpu", 1), InvalidArgument);
+  EXPECT_THROW(DeviceBuffer("cuda:x", 1), InvalidArgument);
+  EXPECT_THROW(DeviceBuffer("cpu", 1), InvalidArgument);
+  EXPECT_THROW(DeviceBuffer("cuda-emulated", -1), InvalidArgument);
+  EXPECT_FALSE(device_report().empty());
+}
+
+}  // namespace
+}  // namespace ringspan::testing

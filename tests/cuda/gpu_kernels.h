@@ -1,0 +1,56 @@
+// The kernels of a GPU as a list like that of the CPU, for tests: a call runs on cuda:0 and returns when it is done.
+#pragma once
+
+#include <cuda_runtime_api.h>
+
+#include <span>
+#include <vector>
+
+#include "cuda/gpu_device.h"
+#include "cuda/select.h"
+#include "kernels/attend.h"
+#include "kernels/reference.h"
+
+namespace ringspan::testing {
+
+// One device for the whole program.
+inline cuda::GpuDevice& gpu() {
+  static cuda::GpuDevice device = [] { return cuda::GpuDevice(cuda::make_cuda_runtime(0, nullptr)); }();
+  return device;
+}
+
+inline bool has_gpu() {
+  int count = 0;
+  return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
+}
+
+template <bool kBackward>
+void run_on_gpu(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
+                const kernels::Context& context) {
+  static std::size_t reserved = 0;
+  if (tasks.size() > reserved || reserved == 0) {
+    reserved = tasks.size() + 64;
+    gpu().wait(gpu().record(), [] {});
+    gpu().reserve(1, static_cast<std::int64_t>(reserved), 64);
+  }
+  gpu().begin_pass();
+  kBackward ? gpu().attend_backward(params, tasks) : gpu().attend(params, tasks);
+  gpu().wait(gpu().record(), context.progress);
+  context.progress();
+}
+
+template <DType kType>
+bool runs_on_gpu(const kernels::AttendShape& shape) {
+  return shape.dtype == kType && cuda::is_supported(shape);
+}
+
+// Empty where there is no GPU.
+template <bool kBackward>
+std::vector<kernels::AttendKernel> gpu_kernels() {
+  if (!has_gpu()) return {};
+  return {{"attend_f32_gpu", runs_on_gpu<DType::float32>, kernels::reference_scratch_bytes, run_on_gpu<kBackward>},
+          {"attend_bf16_gpu", runs_on_gpu<DType::bfloat16>, kernels::reference_scratch_bytes, run_on_gpu<kBackward>},
+          {"attend_f16_gpu", runs_on_gpu<DType::float16>, kernels::reference_scratch_bytes, run_on_gpu<kBackward>}};
+}
+
+}  // namespace ringspan::testing

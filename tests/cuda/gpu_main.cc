@@ -1,0 +1,18 @@
+// Sets the pinned memory aside before the first test asks for memory.
+#include <cuda_runtime_api.h>
+#include <gtest/gtest.h>
+
+#include <cstdio>
+
+namespace ringspan::testing {
+bool open_pinned_pool();
+}
+
+int main(int argc, char** argv) {
+  if (!ringspan::testing::open_pinned_pool()) {
+    std::printf("skipped: no CUDA device can be used: %s\n", cudaGetErrorString(cudaGetLastError()));
+    return 77;
+  }
+  ::testing::InitGoogleTest(&argc, argv);
+  return RUN_ALL_TESTS();
+}
