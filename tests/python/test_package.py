@@ -42,7 +42,7 @@ def test_nothing_of_torch_is_linked():
 def test_a_wheel_needs_no_headers_of_the_distribution():
     """What a wheel is compiled from includes, besides the system and itself, what pip fetches and the part of fmt in the sources."""
     root = Path(__file__).parents[2]
-    folders = [root / "src" / layer for layer in ("base", "pattern", "kernels", "comm", "plan", "exec", "api")]
+    folders = [folder for folder in (root / "src").iterdir() if folder.name not in ("io", "oracle")]
     sources = [path for folder in (*folders, root / "python" / "src") for path in folder.rglob("*") if path.suffix in (".h", ".cc", ".inc")]
     included = set()
     for path in sources:
