@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
+#include <type_traits>
 
 #include "kernels/progress.h"
 #include "kernels/storage.h"
@@ -95,8 +96,7 @@ float dot_of(A, B, const typename A::Type* a, const typename B::Type* b, int wid
 }
 
 struct RowResult {
-  float scale;  // of acc; 0: the row has no key and no sink
-  float divisor;
+  float factor;  // of acc; 0: the row has no key and no sink
   float lse;
 };
 
@@ -108,8 +108,37 @@ RowResult finish_state(float m, float l, float sink) {
     l = l * keep + (sink == m_new ? 1.0F : std::exp(sink - m_new));
     m = m_new;
   }
-  if (l == 0.0F) return {0.0F, 1.0F, kMinusInfinity};
-  return {keep, l, m + std::log(l)};
+  if (l == 0.0F) return {0.0F, kMinusInfinity};
+  return {keep / l, m + std::log(l)};
+}
+
+// Two loops, as the compiler takes vectors only where it knows that reading and writing do not overlap, or do so exactly.
+void scale_row(const float* row, float factor, float* out, int width) {
+  if (factor == 0.0F) {
+    std::fill_n(out, width, 0.0F);
+  } else if (row == out) {
+    for (int e = 0; e < width; ++e) out[e] *= factor;
+  } else {
+    for (int e = 0; e < width; ++e) out[e] = row[e] * factor;
+  }
+}
+
+template <typename Target>
+void finish_row(const float* acc, float factor, typename Target::Type* o, float* o32, int width) {
+  if constexpr (std::is_same_v<typename Target::Type, float>) {
+    scale_row(acc, factor, o, width);
+    if (o32 != nullptr && o32 != o) std::copy_n(o, width, o32);
+  } else {
+    if (o32 != nullptr) {
+      scale_row(acc, factor, o32, width);
+      acc = o32, factor = 1.0F;
+    }
+    if (factor == 0.0F) {
+      std::fill_n(o, width, Target::store(0.0F));
+    } else {
+      for (int e = 0; e < width; ++e) o[e] = Target::store(acc[e] * factor);
+    }
+  }
 }
 
 }  // namespace
@@ -173,15 +202,10 @@ void finalize_rows(std::span<const RowTask> tasks, int width, float output_scale
     const std::int64_t head = row.task.head_first + row.head * row.task.head_step;
     const RowResult result = finish_state(row.scalar(0), row.scalar(1), sinks != nullptr ? sinks[head] : kMinusInfinity);
     row.scalar(4) = result.lse;
-    const float* acc = row.operand<const float>(2);
-    float* o32 = row.task.operands[5].data != nullptr ? row.operand<float>(5) : nullptr;
+    float* const o32 = row.task.operands[5].data != nullptr ? row.operand<float>(5) : nullptr;
     with_dtype(row.task.operands[3].dtype, [&]<typename Target>(Target) {
-      auto* o = row.operand<typename Target::Type>(3);
-      for (int e = 0; e < width; ++e) {
-        const float value = result.scale == 0.0F ? 0.0F : acc[e] * result.scale / result.divisor * output_scale;
-        o[e] = Target::store(value);
-        if (o32 != nullptr) o32[e] = value;
-      }
+      finish_row<Target>(row.operand<const float>(2), result.factor * output_scale, row.operand<typename Target::Type>(3), o32,
+                         width);
     });
   });
 }
