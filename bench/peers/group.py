@@ -1,15 +1,15 @@
 """The ranks of one peer as processes, each command with a time limit: a hang, a crash or an error is an answer, not the end."""
 
-import json
-import os
-import selectors
+import multiprocessing
+import multiprocessing.connection
 import signal
 import socket
-import subprocess
 import time
-from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
+import worker
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(["torch", "torch.distributed", "oracle"])  # loaded once, not by every rank
 
 
 class Failure(Exception):
@@ -27,20 +27,23 @@ def free_port():
 
 
 class Group:
-    def __init__(self, python, peer, case, folder, oracle="", paths=None, timeout=None, start_limit=90.0):
-        self.name, self.ranks = f"{peer} {case.name}", case.ranks
-        environment = dict(os.environ, OMP_NUM_THREADS=str(case.threads), MKL_NUM_THREADS=str(case.threads), TOKENIZERS_PARALLELISM="false",
-                           TORCHINDUCTOR_CACHE_DIR=str(folder / "inductor"), GLOO_SOCKET_IFNAME="lo")  # fmt: skip
-        port = free_port()
-        self.log = folder / "logs" / f"{self.name.replace(' ', '-')}.log"
+    def __init__(self, peer, case, folder, oracle="", paths=None, timeout=None, start_limit=120.0):
+        self.ranks, self.alive = case.ranks, True
+        self.log = folder / "logs" / f"{peer} {case.name}.log".replace(" ", "-")
         self.log.parent.mkdir(parents=True, exist_ok=True)
-        self.processes, self.buffers, self.alive = [], [b""] * case.ranks, True
-        with open(self.log, "w", encoding="utf-8") as log:
-            for rank in range(case.ranks):
-                setting = {"peer": peer, "case": case.to_json(), "rank": rank, "ranks": case.ranks, "port": port, "timeout": timeout,
-                           "oracle": str(oracle), "paths": paths or {}}  # fmt: skip
-                self.processes.append(subprocess.Popen([python, str(HERE / "worker.py"), json.dumps(setting)], stdin=subprocess.PIPE,
-                                                       stdout=subprocess.PIPE, stderr=log, env=environment, cwd=folder))  # fmt: skip
+        self.log.write_text("")
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "GLOO_SOCKET_IFNAME": "lo"}
+        port = free_port()
+        self.processes, self.connections = [], []
+        for rank in range(case.ranks):
+            setting = {"peer": peer, "case": case.to_json(), "rank": rank, "ranks": case.ranks, "port": port, "timeout": timeout,
+                       "oracle": str(oracle), "paths": paths or {}, "environment": environment}  # fmt: skip
+            ours, theirs = _context.Pipe()
+            process = _context.Process(target=worker.main, args=(setting, theirs, str(self.log)), daemon=False)
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.connections.append(ours)
         self.read_all(start_limit)
 
     def __enter__(self):
@@ -53,40 +56,30 @@ class Group:
         self.alive = False
         for process in self.processes:
             process.kill()  # also when stopped
-        for process in self.processes:
-            process.wait()
-            process.stdin.close()
-            process.stdout.close()
+        for process, connection in zip(self.processes, self.connections):
+            process.join()
+            connection.close()
 
     def send(self, command):
-        for process in self.processes:
+        for connection in self.connections:
             try:
-                process.stdin.write((json.dumps(command) + "\n").encode())
-                process.stdin.flush()
+                connection.send(command)
             except OSError:
                 pass  # the reply tells
 
     def lines(self, limit, wanted):
         """Yields (rank, reply), or (rank, None) for one that ended, until `limit` seconds have passed; `wanted`: ranks to listen to."""
         end = time.monotonic() + limit
-        with selectors.DefaultSelector() as selector:
-            for rank in wanted:
-                selector.register(self.processes[rank].stdout, selectors.EVENT_READ, rank)
-            while True:
-                for rank in sorted({key.data for key in selector.get_map().values()}):
-                    while b"\n" in self.buffers[rank]:
-                        line, self.buffers[rank] = self.buffers[rank].split(b"\n", 1)
-                        yield rank, json.loads(line)
-                left = end - time.monotonic()
-                if left <= 0 or not selector.get_map():
-                    return
-                for key, _ in selector.select(left):
-                    data = os.read(key.fd, 65536)
-                    if data:
-                        self.buffers[key.data] += data
-                    else:
-                        selector.unregister(key.fileobj)
-                        yield key.data, None
+        waiting = {self.connections[rank]: rank for rank in wanted}
+        while waiting and (left := end - time.monotonic()) > 0:
+            for connection in multiprocessing.connection.wait(list(waiting), left):
+                rank = waiting[connection]
+                try:
+                    reply = connection.recv()
+                except (EOFError, ConnectionResetError):
+                    reply = None
+                    del waiting[connection]
+                yield rank, reply
 
     def read_all(self, limit):
         """The replies of all ranks; after the first failure the others get 5 more seconds."""
@@ -102,7 +95,8 @@ class Group:
             missing.discard(rank)
             replies[rank] = reply
             if reply is None:
-                code = self.processes[rank].wait()
+                self.processes[rank].join()
+                code = self.processes[rank].exitcode
                 name = signal.Signals(-code).name if code < 0 else f"exit {code}"
                 kinds[rank], texts[rank] = "crash", f"process ended: {name}; {self.last_words()}"
             elif "failed" in reply:

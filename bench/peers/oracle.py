@@ -20,7 +20,9 @@ def inputs(case):
     """(q, k, v, d_out): (1, tokens, heads, dim), the same everywhere."""
     generator = torch.Generator().manual_seed(case.seed)
     shapes = ((case.heads, case.head_dim), (case.kv_heads, case.head_dim), (case.kv_heads, case.value_dim), (case.heads, case.value_dim))
-    return [torch.randn(1, case.tokens, h, d, generator=generator).to(getattr(torch, case.dtype)) for h, d in shapes]
+    whole = [torch.randn(1, case.tokens, h, d, generator=generator).to(getattr(torch, case.dtype)) for h, d in shapes]
+    whole[3][:, : case.options.get("padding", 0)] = 0  # nobody reads what padding attends to
+    return whole
 
 
 def _branch(i, j, segment, rate, residue):
@@ -44,7 +46,7 @@ def counts(case, dialect, head, i, j):
     if case.causal:
         n = n * (j <= i)
     if "padding" in case.options:
-        n = n * (j < case.options["padding"])
+        n = n * (j >= case.options["padding"])
     if "window" in case.options:
         left, right = case.options["window"]
         n = n * ((j >= i - left) & (j <= i + right))

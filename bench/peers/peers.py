@@ -42,7 +42,7 @@ PEERS = {
              "torch.compile, block mask made before timing; dilated: score_mod adds the log of how often a key counts", probed_as="one"),
         Peer("context-parallel", "torch context_parallel", "torch_context_parallel", "torch", _RANKS,
              "buffers sharded before timing; load balancing on for causal, off for full", probed_as="ranks", fresh=True,
-             more_probes=(("full bfloat16", "bfloat16, not causal", Case("full bfloat16", "full", 512, 2, 1, dtype="bfloat16")),)),
+             more_probes=(("full bfloat16", "not causal, bfloat16", Case("full bfloat16", "full", 512, 2, 1, dtype="bfloat16")),)),
         Peer("rap-ring", "ring-attention-pytorch, ring", "rap_ring", "ring-attention-pytorch", _RANKS,
              "buckets of 1,024 rows, striped for causal attention (its load balancing); odd lengths padded as its module does",
              probed_as="ranks",
@@ -53,8 +53,8 @@ PEERS = {
                   Case("GQA llama", "causal", 512, 2, 1, kv_heads=2, options={"head_order": "llama"})),
                  ("unequal shards", "255 and 254 rows, not padded",
                   Case("unequal shards", "full", 509, 2, 1, options={"pad": False})),
-                 ("full padding", "64 of 512 keys are padding, not causal",
-                  Case("full padding", "full", 512, 2, 1, options={"padding": 448})),
+                 ("full padding", "the first 64 of 512 tokens are padding, not causal",
+                  Case("full padding", "full", 512, 2, 1, options={"padding": 64})),
                  ("early call", "one call before init_process_group, then the ring",
                   Case("early call", "full", 512, 2, 1, options={"early_call": True})),
              )),
@@ -97,13 +97,12 @@ PEERS = {
     )
 }  # fmt: skip
 
-# Which peers' ranks are killed and stopped, and over what.
+# Which peers' ranks are killed and stopped, and over what. (Not context_parallel's: its first call takes a minute or more.)
 FAULTS = {
     "rap-ring": Case("fault", "full", 2048, 2, 1),
     "rap-zigzag": Case("fault", "full", 2048, 2, 1),
     "yunchang-ring": Case("fault", "full", 2048, 2, 1),
     "yunchang-ulysses": Case("fault", "full", 2048, 2, 1),
-    "context-parallel": Case("fault", "full", 2048, 2, 1),
     "torchscale": Case("fault", "dilated", 2048, 2, 1, heads=12, kv_heads=12, branches=((512, 1), (2048, 2))),
     "ringspan": Case("fault", "full", 2048, 2, 1),
 }

@@ -1,10 +1,8 @@
-"""One rank of one peer: obeys `run`, which talks to it in lines of JSON.
-
-    python worker.py '{"peer": …, "case": …, "rank": 0, "ranks": 2, "port": 1234, "timeout": null, "oracle": "x.pt", "paths": {…}}'
+"""One rank of one peer, forked from a process that has loaded torch (group.py), obeys `run`, which sends it dictionaries:
 
     {"do": "use", "case": …, "oracle": …}  another case with as many ranks
     {"do": "verify", "backward": true}     errors against float64, forward or forward + backward
-    {"do": "time", "backward": true}       seconds of one call
+    {"do": "time", "backward": true}       seconds of one call, and what its threads spent on processors
     {"do": "memory", "backward": true}     how much the peak of resident memory grows in the first call of this size
     {"do": "leak"}                         causal: how much rows change when later keys do
     {"do": "loop"}                         calls until one fails, for ranks that are killed or stopped
@@ -14,7 +12,6 @@ import ctypes
 import dataclasses
 import datetime
 import importlib
-import json
 import os
 import sys
 import time
@@ -101,9 +98,9 @@ class Rank:
         return self.both(self.adapter, self.tensors) if backward else (self.forward(self.adapter, self.tensors),)
 
     def mine(self, t):
-        """Rows that are no padding, and where they are."""
+        """Rows that are not padding, and where they are."""
         positions = self.adapter.positions()
-        real = positions < self.case.tokens
+        real = (positions < self.case.tokens) & (positions >= self.case.options.get("padding", 0))
         return self.adapter.restore(t)[:, real], positions[real]
 
     def verify(self, backward):
@@ -128,9 +125,9 @@ class Rank:
             import torch.distributed as dist
 
             dist.barrier()
-        begin = time.perf_counter()
+        begin, worked = time.perf_counter(), time.process_time()
         self.compute(backward)
-        return {"seconds": time.perf_counter() - begin}
+        return {"seconds": time.perf_counter() - begin, "cpu": time.process_time() - worked}
 
     def memory(self, backward):
         case = self.case
@@ -168,37 +165,32 @@ class Rank:
             self.compute(False)
 
 
-def main():
-    setting = json.loads(sys.argv[1])
-    out = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # whatever a peer prints goes to the log
-
-    def say(reply):
-        out.write(json.dumps(reply) + "\n")
-        out.flush()
+def main(setting, connection, log):
+    """Until there are no more commands. Whatever is printed goes to the log."""
+    os.environ.update(setting["environment"])
+    descriptor = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for standard in (1, 2):
+        os.dup2(descriptor, standard)
 
     def failed(error):
         traceback.print_exc()
+        sys.stderr.flush()
         kind = "not offered" if type(error).__name__ == "NotOffered" else "error"
         text = str(error).strip().splitlines()
-        say({"failed": kind, "error": f"{type(error).__name__}: {text[0] if text else ''}"[:400]})
+        connection.send({"failed": kind, "error": f"{type(error).__name__}: {text[0] if text else ''}"[:400]})
 
     try:
         rank = Rank(setting)
-        say({"ready": True})
+        connection.send({"ready": True})
+        while True:
+            command = connection.recv()
+            name = command.pop("do")
+            try:
+                connection.send(rank.loop(connection.send) if name == "loop" else getattr(rank, name)(**command))
+            except Exception as error:
+                failed(error)
+    except EOFError:
+        pass
     except BaseException as error:
         failed(error)
-        os._exit(1)
-    for line in sys.stdin:
-        command = json.loads(line)
-        name = command.pop("do")
-        try:
-            say(rank.loop(say) if name == "loop" else getattr(rank, name)(**command))
-        except BaseException as error:
-            failed(error)
     os._exit(0)  # threads of gloo may wait for ranks that are gone
-
-
-if __name__ == "__main__":
-    sys.path.insert(0, str(HERE))
-    main()

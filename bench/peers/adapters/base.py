@@ -55,7 +55,7 @@ class Adapter:
         if self.case.causal:
             mask &= j <= i
         if "padding" in self.case.options:
-            mask &= j < self.case.options["padding"]
+            mask &= j >= self.case.options["padding"]
         if "window" in self.case.options:
             left, right = self.case.options["window"]
             mask &= (j >= i - left) & (j <= i + right)

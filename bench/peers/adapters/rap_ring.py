@@ -26,9 +26,9 @@ class Peer(HeadsInTurns):
         self.bucket = self.case.options.get("bucket", min(BUCKET, self.local))
         self.striped = self.case.causal and self.case.options.get("striped", self.local % self.bucket == 0)
         self.mask = None
-        last = self.case.options.get("padding", self.case.tokens)
-        if last < self.padded:
-            self.mask = (self.positions() < last)[None]
+        if "padding" in self.case.options or self.padded > self.case.tokens:
+            positions = self.positions()
+            self.mask = ((positions >= self.case.options.get("padding", 0)) & (positions < self.case.tokens))[None]
 
     def positions(self):
         if not self.striped:

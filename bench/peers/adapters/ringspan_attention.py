@@ -17,7 +17,7 @@ class Peer(Adapter):
             terms = ",".join(f"{segment}x{rate}" for segment, rate in case.branches)
             self.arguments["pattern"] = f"dilated:{terms}@{self.dialect}"
         if "padding" in case.options:
-            self.arguments["lengths"] = [case.options["padding"]]
+            self.arguments["cu_seqlens"] = [0, case.options["padding"], case.tokens]  # a document of its own
         if "window" in case.options:
             self.arguments["window"] = tuple(case.options["window"])
         if "deadline" in case.options:

@@ -10,7 +10,7 @@ class Peer(Adapter):
 
     def setup(self):
         case = self.case
-        padding = case.options.get("padding", case.tokens)
+        padding = case.options.get("padding", 0)
         left, right = case.options.get("window", (case.tokens, case.tokens))
 
         def times(h, i, j):
@@ -20,7 +20,7 @@ class Peer(Adapter):
             return n
 
         def mask(b, h, i, j):
-            allowed = (j < padding) & (j >= i - left) & (j <= i + right)
+            allowed = (j >= padding) & (j >= i - left) & (j <= i + right)
             if case.causal:
                 allowed = allowed & (j <= i)
             return allowed & (times(h, i, j) > 0) if case.dilated else allowed
@@ -32,7 +32,7 @@ class Peer(Adapter):
         self.mask = None
         if case.mask != "full" or case.options:
             heads = case.heads if case.dilated else None
-            self.mask = create_block_mask(mask, None, heads, case.tokens, case.tokens, device="cpu", _compile=case.dilated)
+            self.mask = create_block_mask(mask, None, heads, case.tokens, case.tokens, device="cpu")
         self.attention = torch.compile(flex_attention, dynamic=False)
 
     def prepare(self, t):

@@ -24,7 +24,7 @@ class Peer(Adapter):
             setattr(self.attention, projection, torch.nn.Identity())
         self.padding = None
         if "padding" in case.options:
-            self.padding = (self.positions() >= case.options["padding"])[None]
+            self.padding = (self.positions() < case.options["padding"])[None]
 
     def prepare(self, t):
         return t.flatten(2).contiguous()
