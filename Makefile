@@ -2,10 +2,10 @@
 JOBS ?= $(shell nproc)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup configure build demo demo-cli test test-quick docs bench sanitize format lint clean
+.PHONY: help setup configure build demo demo-cli test test-quick test-aarch64 docs bench sanitize format lint clean
 
 help: ## this list
-	@sed -n 's/^\([a-z-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
+	@sed -n 's/^\([a-z0-9-]*\):[^#]*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 14
 
 setup: ## install what is missing (packages and .venv)
 	@scripts/setup
@@ -39,6 +39,9 @@ bench: build ## the benchmarks: JSON under build/bench
 sanitize: setup ## the core tests under AddressSanitizer + UndefinedBehaviorSanitizer and under ThreadSanitizer
 	@scripts/sanitize asan
 	@scripts/sanitize tsan
+
+test-aarch64: ## cross-compile for AArch64 and run the tests of the kernels under qemu-user
+	@scripts/test-aarch64
 
 format: setup ## format the sources in place
 	@scripts/format
