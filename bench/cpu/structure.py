@@ -63,7 +63,7 @@ class Rows:
 
     def add(self, name, ratio, floor, **more):
         self.rows.append({"name": name, "dtype": self.dtype, "head_dim": self.head_dim, "ratio": ratio, "floor": floor, **more})
-        extra = "".join(f"  {key} {value:.2f}" for key, value in more.items() if isinstance(value, float))
+        extra = "".join(f"  {key} {value:.2f}" for key, value in more.items() if key == "of_bound")
         print(f"{name:56}{self.dtype:10}{ratio:7.2f}  floor {floor:.2f}{'' if ratio >= floor else '  below'}{extra}", file=sys.stderr,
               flush=True)
 
@@ -100,7 +100,9 @@ def run_short_queries(library, dtype, head_dim, clock, repeats, dense, rows):
         seconds = median_seconds([attention.forward], clock, 3 * repeats)[0]
         read_seconds = 2 * tokens * head_dim * dtype.itemsize / read
         bound = max(read_seconds, tokens_q * KV_GROUP * tokens / pairs_per_second)
-        rows.add(f"{tokens_q} queries, 131,072 keys, 8 heads: read bandwidth", read_seconds / seconds, 0.8, of_bound=bound / seconds)
+        rows.add(f"{tokens_q} queries, 131,072 keys, 8 heads: read bandwidth", read_seconds / seconds, 0.8, of_bound=bound / seconds,
+                 gflops=4 * tokens_q * KV_GROUP * tokens * head_dim / seconds / 1e9,
+                 flops_per_byte=2 * tokens_q * KV_GROUP / dtype.itemsize)
 
 
 def run_threads(library, dtype, head_dim, repeats, rows):

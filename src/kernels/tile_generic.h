@@ -294,7 +294,9 @@ inline float softmax_row(const ForwardTile& tile, int row, Range range) {
   fill(s, range.begin, first, 0.0F);
   fill(s, last, range.end, 0.0F);
   float shrink = 1.0F;
-  if (old_m != new_m) {
+  if (old_m == -kInf && new_m != -kInf) {
+    shrink = 0.0F;
+  } else if (old_m != new_m) {
     float lanes[kWidth];
     Isa::store(lanes, exp_of(Isa::set1(old_m - new_m)));
     shrink = lanes[0];
