@@ -238,24 +238,6 @@ def _links(text, origin):
     return found
 
 
-def on_config(config):
-    def present(entries):
-        kept = []
-        for entry in entries:
-            (title, value), = entry.items() if isinstance(entry, dict) else [(None, entry)]
-            if isinstance(value, list):
-                kept.append({title: present(value)})
-            elif value not in LATER or (ROOT / "docs" / value).exists():
-                kept.append(entry)
-        return kept
-
-    config.nav = present(config.nav)
-    return config
-
-
-LATER = ("comparison.md", "cuda.md")  # in the navigation once they are there
-
-
 def _add_linked(target, files, config):
     """A file or folder outside docs/ to which a page links: source as a page, data and pictures as they are, a folder as a list."""
     path = ROOT / target
