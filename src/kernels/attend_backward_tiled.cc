@@ -195,6 +195,9 @@ std::int64_t thread_bytes(const TileOps& ops, const AttendShape& shape) {
   return bytes;
 }
 
+// At the beginning of the scratch; not every call uses it.
+std::int64_t turnstile_bytes(const AttendShape& shape) { return shape.threads > 1 ? Turnstile::bytes(shape.threads) : 0; }
+
 // Deals the work of a list to the threads; how does not change a bit.
 class Dealer {
  public:
@@ -225,7 +228,8 @@ class Dealer {
   }
   template <typename Function>
   void with_unit(Unit unit, int thread, const Function& function) const {
-    const BackwardScratch scratch(ops_, params_.shape, context_.scratch + thread * bytes_, nullptr);
+    const BackwardScratch scratch(ops_, params_.shape, context_.scratch + turnstile_bytes(params_.shape) + thread * bytes_,
+                                  nullptr);
     Progress progress(context_, thread);
     UnitBackward backward(ops_, params_, scratch, progress, unit);
     function(backward, progress);
@@ -246,7 +250,7 @@ class Dealer {
   void pass_on(const AttendTask& task, Unit unit) const {
     const IndexRange keys = keys_of_task(task);
     const std::int64_t size = key_tile();
-    Turnstile turnstile(context_.scratch + params_.shape.threads * bytes_, params_.shape.threads);
+    Turnstile turnstile(context_.scratch, params_.shape.threads);
     const auto run_tile = [&](std::int64_t item, int thread) {
       with_unit(unit, thread, [&](UnitBackward& backward, Progress& progress) {
         Turnstile::Item place(turnstile, item, progress);
@@ -268,7 +272,7 @@ class Dealer {
 }  // namespace
 
 std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape) {
-  return thread_bytes(ops, shape) * shape.threads + (shape.threads > 1 ? Turnstile::bytes(shape.threads) : 0);
+  return turnstile_bytes(shape) + thread_bytes(ops, shape) * shape.threads;
 }
 
 void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks,

@@ -44,6 +44,7 @@ struct ForwardScratch {
     bytes_of = ops.forward_bytes(dims);
     acc_stride = round_up(shape.head_dim_v, ops.width);
     run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / (bytes_of.keys + bytes_of.values), 1, kMaxRunTiles));
+    partial = carver.take<std::byte>(KeySplit::state_bytes(shape));  // first: not every call uses it
     k = carver.take<std::byte>(run_tiles * bytes_of.keys);
     v = carver.take<std::byte>(run_tiles * bytes_of.values);
     q = carver.take<std::byte>(bytes_of.queries);
@@ -55,7 +56,6 @@ struct ForwardScratch {
     distance = carver.take<std::int64_t>(kQueryTile);
     for (std::int32_t** list : {&index, &head, &offset, &begin, &end, &tile_begin, &tile_end})
       *list = carver.take<std::int32_t>(kQueryTile);
-    partial = carver.take<std::byte>(KeySplit::state_bytes(shape));
     if (bytes != nullptr) *bytes = carver.bytes();
   }
 };
