@@ -126,7 +126,8 @@ class Tools(ProgramTest):
             for name in names.values():
                 self.assertIn(name.rsplit("_", 1)[1], here, dtype)
         text = self.run_program("doctor").stdout
-        for words in [*known, "memory", "advice", report["kernels"]["bfloat16"]["attend_backward"]]:
+        self.assertTrue(any("CUDA" in line or "cuda" in line for line in report["devices"]))
+        for words in [*known, *report["devices"], "memory", "advice", report["kernels"]["bfloat16"]["attend_backward"]]:
             self.assertIn(words, text)
 
     def test_doctor_sees_which_processors_it_may_use(self):

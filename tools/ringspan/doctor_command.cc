@@ -12,6 +12,7 @@
 #include "command.h"
 #include "kernels/registry.h"
 #include "machine.h"
+#include "ringspan/device.h"
 #include "text.h"
 
 namespace ringspan::cli {
@@ -30,6 +31,7 @@ struct Choice {
 struct Diagnosis {
   Machine machine;
   std::vector<Choice> choices;
+  std::vector<std::string> devices;
   std::vector<std::string> advice;
 };
 
@@ -71,7 +73,7 @@ std::vector<std::string> advice(const Machine& machine) {
 }
 
 Diagnosis diagnose() {
-  Diagnosis diagnosis{read_machine(), choices(), {}};
+  Diagnosis diagnosis{read_machine(), choices(), device_report(), {}};
   diagnosis.advice = advice(diagnosis.machine);
   return diagnosis;
 }
@@ -116,6 +118,8 @@ int print_text(const Diagnosis& diagnosis) {
   line("threads", "of this process");
   line("processes", "forked, joined by sockets of this machine");
   line("callbacks", "whatever a C struct of functions reaches: torch.distributed from Python, your own from C");
+  fmt::print("\ndevices\n");
+  for (const std::string& text : diagnosis.devices) fmt::print("  {}\n", text);
   fmt::print("\nadvice\n");
   for (const std::string& text : diagnosis.advice) fmt::print("  {}\n", text);
   if (diagnosis.advice.empty()) fmt::print("  none: nothing here needs your attention\n");
@@ -154,6 +158,7 @@ int print_json(const Diagnosis& diagnosis) {
   for (const Choice& choice : diagnosis.choices) {
     json["kernels"][std::string(to_string(choice.dtype))] = {{"attend", choice.forward}, {"attend_backward", choice.backward}};
   }
+  json["devices"] = diagnosis.devices;
   json["advice"] = diagnosis.advice;
   fmt::print("{}\n", json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
   return kOk;
