@@ -16,7 +16,13 @@ def measure_peaks(only=None):
         except (OSError, subprocess.CalledProcessError):
             return {}
         command = [str(program)] + ([only] if only else [])
-        return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+        # Other work on the machine only ever takes away from a rate: the best of a few runs.
+        runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)]
+        return best_of(*runs)
+
+
+def best_of(*peaks):
+    return {name: max(peak.get(name, 0.0) for peak in peaks) for name in peaks[0]}
 
 
 def peak_of(peaks, dtype):
