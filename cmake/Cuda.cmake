@@ -1,6 +1,7 @@
 # CUDA: RINGSPAN_CUDA = AUTO (on where nvcc is found), ON, OFF. Sets RINGSPAN_HAS_CUDA.
 #
-# Only the *.cu files of src/cuda need nvcc: kernels and their launches, no host code. cudart is linked statically, so that the library loads where there is no driver.
+# Only the *.cu files of src/cuda need nvcc: kernels and their launches, no host code. cudart is linked statically, so that the
+# library loads where there is no driver.
 # RINGSPAN_CUDA_ARCHITECTURES: what machine code is made for, as CMAKE_CUDA_ARCHITECTURES has it. "all" is what is released: sm_80,
 # sm_90a, sm_100, and PTX for what comes later; the default is one of them, since each takes minutes.
 set(RINGSPAN_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO (where nvcc is found), ON or OFF")

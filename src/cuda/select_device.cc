@@ -17,7 +17,10 @@ std::unique_ptr<Runtime> make_runtime(std::string_view device, void* stream, std
     if (stream != nullptr) throw InvalidArgument("stream is given, but device is cpu, which has none");
     return nullptr;
   }
-  if (device == "cuda-emulated") return make_emulated_runtime(seed);
+  if (device == "cuda-emulated") {
+    if (stream != nullptr) throw InvalidArgument("stream is given, but device is cuda-emulated, which has only its own");
+    return make_emulated_runtime(seed);
+  }
   if (device == "cuda") return make_cuda_runtime(0, stream);
   constexpr std::string_view kPrefix = "cuda:";
   if (device.starts_with(kPrefix)) {

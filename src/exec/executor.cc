@@ -87,7 +87,18 @@ Executor::~Executor() {
   }
 }
 
+// Refuses what only the CPU has, and sets aside what passes need besides the arena.
 void Executor::prepare_device() {
+  for (const auto& [name, kernel] : {std::pair{"attend_kernel", &plan_->options.attend_kernel},
+                                     std::pair{"attend_backward_kernel", &plan_->options.attend_backward_kernel}}) {
+    if (kernel->empty()) continue;
+    throw Unsupported(
+        fmt::format("{} ('{}') names a kernel of the CPU, but this attention runs on {}, whose kernels have no names", name,
+                    *kernel, device_->name()));
+  }
+  if (options_.fake_device) {
+    throw InvalidArgument(fmt::format("fake_device delays work on the CPU, but this attention runs on {}", device_->name()));
+  }
   device_->check_supported(params_of(*plan_).shape, plan_->has_backward);
   mirror_.emplace(*device_, plan_->forward, plan_->backward);
   std::int64_t rows = 0;

@@ -310,8 +310,10 @@ TEST_P(AttendTest, DropoutDoesNotDependOnHowTasksAreCut) {
     parts.push_back(part);
   }
   run_kernel(kernel(), cut, parts);
-  // A kernel may round probabilities to the storage dtype; one wrong decision changes a result by about 1e-2.
-  const double tolerance = dtype() == DType::bfloat16 ? 3e-3 : dtype() == DType::float16 ? 5e-4 : 1e-5;
+  // A kernel may round probabilities to bfloat16, those of CUDA round them to float16, too; one wrong decision changes a result
+  // by about 1e-2.
+  const bool in_half = dtype() == DType::float16 && (kernel().name.ends_with("_cuda") || kernel().name.ends_with("_gpu"));
+  const double tolerance = dtype() == DType::bfloat16 ? 3e-3 : in_half ? 5e-4 : 1e-5;
   whole.acc.for_each([&](auto b, auto r, auto h, auto e) {
     EXPECT_NEAR(whole.acc.get(b, r, h, e) / whole.l.get(b, r, h, 0), cut.acc.get(b, r, h, e) / cut.l.get(b, r, h, 0),
                 tolerance);

@@ -1,5 +1,6 @@
 // Attention on a device against the float64 oracle, through the whole executor: plans, messages, arena and kernels are those of
 // a GPU; the device is the emulated one unless RINGSPAN_TEST_DEVICE names another.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -109,6 +110,30 @@ TEST(Device, TensorsInTheWrongMemoryAreRefusedByName) {
     EXPECT_NE(std::string(error.what()).find("k.data"), std::string::npos) << error.what();
     EXPECT_NE(std::string(error.what()).find("not memory of cuda"), std::string::npos) << error.what();
   }
+}
+
+// What a device cannot take into account is refused, never ignored.
+TEST(Device, OptionsOfTheCpuAreRefusedByName) {
+  const auto refusal = [](const auto& change) -> std::string {
+    Case test = make_case("full", Strategy::exchange, 2);
+    test.execute.device = test_device();
+    change(test);
+    const Whole whole(test);
+    try {
+      run(test, whole, [](Attention&, const RankTensors&) {});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  using ::testing::HasSubstr;
+  EXPECT_THAT(refusal([](Case& c) { c.options.attend_kernel = "reference"; }), HasSubstr("attend_kernel ('reference')"));
+  EXPECT_THAT(refusal([](Case& c) { c.options.attend_backward_kernel = "portable"; }),
+              HasSubstr("attend_backward_kernel ('portable')"));
+  EXPECT_THAT(refusal([](Case& c) { c.execute.fake_device = true; }), HasSubstr("fake_device"));
+  int here = 0;
+  EXPECT_THAT(refusal([&](Case& c) { c.execute.device = "cuda-emulated", c.execute.stream = &here; }), HasSubstr("stream"));
+  EXPECT_THAT(refusal([&](Case& c) { c.execute.device = "cpu", c.execute.stream = &here; }), HasSubstr("stream"));
 }
 
 TEST(Device, SavedGoesAwayAndComesBack) {
