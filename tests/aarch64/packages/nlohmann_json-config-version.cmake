@@ -1,2 +1,0 @@
-set(PACKAGE_VERSION 3.11)
-set(PACKAGE_VERSION_COMPATIBLE TRUE)  # Debian 12 and newer
