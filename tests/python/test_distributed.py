@@ -3,6 +3,8 @@
 import os
 import subprocess
 import sys
+import threading
+import weakref
 from pathlib import Path
 
 import pytest
@@ -298,6 +300,26 @@ def _remade(rank, ranks):
 
 def test_groups_come_and_go():
     run_ranks(2, _remade)
+
+
+def _destroyed(rank, ranks):
+    """torch's threads end with the group: one that still runs while the interpreter goes down can abort the process."""
+    q, k, v, _ = _whole()
+    group = dist.new_group(list(range(ranks)))
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    local = [sharding.shard(t, rank=rank).requires_grad_() for t in (q, k, v)]
+    rt.attention(*local, group=group).sum().backward()
+    dist.all_reduce(torch.ones(1), group=group)
+    assert any(thread.name.startswith("ringspan-") for thread in threading.enumerate())
+    gone = weakref.ref(group)
+    dist.destroy_process_group(group)
+    del group
+    assert gone() is None
+    assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ringspan-")]
+
+
+def test_a_destroyed_group_is_let_go():
+    run_ranks(2, _destroyed)
 
 
 def _shapes(rank, ranks):

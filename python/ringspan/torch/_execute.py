@@ -264,26 +264,23 @@ class _Group:
 
 
 _alone = _Alone()
-_groups = {}
-_groups_lock = threading.Lock()
 
 
 def group_named(name):
     transport = _transport.transport_of(name)
-    with _groups_lock:
-        group = _groups.get(name)
-        if group is None or group.transport is not transport:
-            group = _groups[name] = _Group(transport)
-        return group
+    with transport.lock:
+        if transport.executor is None:
+            transport.executor = _Group(transport)
+        return transport.executor
 
 
 def forget_plans():
     """Drops the plans and arenas that are kept for problems seen before. Where groups are used: on all ranks between the same calls."""
     _alone._sessions.clear()
     _alone._plans.clear()
-    with _groups_lock:
-        for group in _groups.values():
-            group._sessions.clear()
+    for transport in _transport.open_transports():
+        if transport.executor is not None:
+            transport.executor._sessions.clear()
 
 
 def _run(call, backward, seed, group, execute, simulate, tensors):

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _core
-from ..errors import InvalidArgument, Unsupported
+from ..errors import CommError, InvalidArgument, Unsupported
 
 _QUIET = 0.3  # seconds without any message after which the store is asked about the others
 
@@ -72,7 +72,9 @@ class Transport:
     """One rank's end of a group. `core` is the communicator that the library drives."""
 
     def __init__(self, group):
-        self.group = group
+        # Not kept alive: destroy_process_group() must end the group and its threads, which torch's own exit relies on.
+        self._group = weakref.ref(group, lambda _, ref=weakref.ref(self): ref() and ref().close())
+        self.executor = None  # what computes over this transport; released with the group
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
@@ -90,6 +92,13 @@ class Transport:
         ref = weakref.WeakMethod(self._post), weakref.WeakMethod(self._tell)
         self.core = _core.TorchTransport(self.rank, self.size, lambda batch: ref[0]()(batch), lambda text: ref[1]()(text))
 
+    @property
+    def group(self):
+        group = self._group()
+        if group is None:
+            raise CommError("the process group was destroyed")
+        return group
+
     # ---- called by the core, with the GIL; neither may wait for a peer
 
     def _post(self, batch):
@@ -98,8 +107,9 @@ class Transport:
             self._watcher.start()
         tensors = [torch.frombuffer(memory, dtype=torch.uint8) for _, _, memory, _, _ in batch]
         if self.backend == "gloo":
+            group = self.group
             works = [
-                (self.group.send if send else self.group.recv)([tensor], peer, tag)
+                (group.send if send else group.recv)([tensor], peer, tag)
                 for (send, peer, _, tag, _), tensor in zip(batch, tensors)
             ]
         else:
@@ -137,8 +147,9 @@ class Transport:
         return text
 
     def close(self):
-        """Ends the threads, but for those that still wait for a rank that is gone."""
+        """Ends the threads, but for those that still wait for a rank that is gone, and lets go of plans and arenas."""
         self._closed = True
+        self.executor = None
         self._wake.set()
         threads = list(self._waiters.values())
         for waiter in threads:
@@ -147,7 +158,8 @@ class Transport:
             threads.append(self._watcher)
         end = time.monotonic() + 2.0
         for thread in threads:
-            thread.join(max(0.0, end - time.monotonic()))
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
 
 
 def _watch(reference):
@@ -187,7 +199,7 @@ def _watch(reference):
 
 
 _transports = {}
-_transports_lock = threading.Lock()
+_transports_lock = threading.RLock()  # the garbage collector may end a group while the lock is held
 
 
 @atexit.register
@@ -204,12 +216,14 @@ def transport_of(name):
     group = dist.distributed_c10d._resolve_process_group(name)
     with _transports_lock:
         transport = _transports.get(name)
-        if transport is not None and transport.group is not group:  # destroyed, and made anew under the old name
-            transport.close()
-            transport = None
-        if transport is None:
+        if transport is None or transport._group() is not group:  # destroyed, and made anew under the old name
             transport = _transports[name] = Transport(group)
         return transport
+
+
+def open_transports():
+    with _transports_lock:
+        return [transport for transport in _transports.values() if not transport._closed]
 
 
 def group_of(group):
