@@ -1,5 +1,7 @@
 """Run by torchrun: what the first page of the documentation shows."""
 
+import weakref
+
 import torch
 import torch.distributed as dist
 
@@ -20,5 +22,8 @@ expected = attention(q, k, v, causal=True)
 assert (whole - expected).abs().max() < 1e-5
 if rank == 0:
     print(f"{ranks} ranks agree")
+torch.optim.AdamW(local).step()  # imports more of torch
 dist.barrier()
+gone = weakref.ref(dist.group.WORLD)
 dist.destroy_process_group()
+assert gone() is None, "the group outlives its end, and its threads may meet the end of the interpreter"

@@ -14,7 +14,7 @@ class _Unshard(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, local, sharding, group, dim):
-        ctx.sharding, ctx.group, ctx.dim = sharding, group, dim
+        ctx.sharding, ctx.group, ctx.dim = sharding, _transport.name_of(group), dim  # by name: a graph does not keep the group
         rows = max(sharding.rows(r) for r in range(sharding.ranks))
         local = local.movedim(dim, 0)
         padded = local.new_zeros((rows, *local.shape[1:]))
@@ -30,8 +30,9 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         grad = grad.contiguous().clone()
-        dist.all_reduce(grad, group=ctx.group)
-        return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(ctx.group))), None, None, None
+        group = _transport.group_named(ctx.group)
+        dist.all_reduce(grad, group=group)
+        return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(group))), None, None, None
 
 
 class _SumOverRanks(torch.autograd.Function):

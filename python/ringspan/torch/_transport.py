@@ -13,6 +13,7 @@ import weakref
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn.functional  # noqa: F401  imported later, its functions keep the group that is there by then as a default
 
 from .. import _core
 from ..errors import CommError, InvalidArgument, Unsupported
@@ -213,7 +214,7 @@ def _close_all():
 
 def transport_of(name):
     """The transport of the group of that name; made when it is first needed."""
-    group = dist.distributed_c10d._resolve_process_group(name)
+    group = group_named(name)
     with _transports_lock:
         transport = _transports.get(name)
         if transport is None or transport._group() is not group:  # destroyed, and made anew under the old name
@@ -235,6 +236,10 @@ def group_of(group):
             raise InvalidArgument(f"the DeviceMesh has {group.ndim} dimensions; give one of them: mesh['name']")
         return group.get_group()
     return group
+
+
+def group_named(name):
+    return dist.distributed_c10d._resolve_process_group(name)
 
 
 def name_of(group):
