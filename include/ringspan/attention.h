@@ -80,7 +80,8 @@ struct ExecuteOptions {
   bool overlap = true;  // false: a stage computes only after its messages arrived (a synchronous ring)
   bool trace = false;   // record a time line
   // Where it runs (ringspan/device.h); tensors, slopes, sinks and a given arena are memory of this device. On a device
-  // forward() and backward() return when everything is enqueued on `stream` (a cudaStream_t; null: one of its own), see wait().
+  // forward() and backward() return when everything is enqueued on `stream` (a cudaStream_t; null: one of its own;
+  // the default stream is cudaStreamLegacy), see wait().
   std::string device = "cpu";
   void* stream = nullptr;
 };

@@ -191,6 +191,23 @@ int32_t ringspan_comm_size(const ringspan_comm* comm, int32_t* size);
 /* Makes every rank fail at once: `reason` is in their errors. */
 int32_t ringspan_comm_abort(ringspan_comm* comm, const char* reason);
 
+/* ---- Devices (see ringspan/device.h) ------------------------------------------------------------------------------------- */
+
+/* Driver, devices and libraries, and what will be used of them and why: one fact per line. Writes the whole length, without the
+ * terminating zero, and the text cut to `capacity` bytes; `text` may be NULL. */
+int32_t ringspan_device_report(char* text, uint64_t capacity, uint64_t* length);
+
+/* Memory of a device (not "cpu"), and synchronous copies, for programs that have no other way to get it. The copies see what
+ * ran on the device before; an attention's work must have ended: ringspan_attention_wait. */
+typedef struct ringspan_device_buffer ringspan_device_buffer;
+
+int32_t ringspan_device_buffer_create(const char* device, int64_t bytes, ringspan_device_buffer** buffer);
+void ringspan_device_buffer_destroy(ringspan_device_buffer* buffer);
+/* An address on the device: the host must not follow it. */
+int32_t ringspan_device_buffer_data(const ringspan_device_buffer* buffer, void** data);
+int32_t ringspan_device_buffer_write(ringspan_device_buffer* buffer, const void* source, int64_t bytes, int64_t offset);
+int32_t ringspan_device_buffer_read(const ringspan_device_buffer* buffer, void* target, int64_t bytes, int64_t offset);
+
 /* ---- Attention (see ringspan/attention.h) ------------------------------------------------------------------------------- */
 
 typedef struct ringspan_attention ringspan_attention;
@@ -228,6 +245,12 @@ typedef struct ringspan_execute_options {
   double deadline_seconds; /* of silence from a peer; 0: 30 */
   int32_t trace;           /* record a time line */
   int32_t reserved;
+  /* Where it runs: "cpu", "cuda" (the first), "cuda:1", or "cuda-emulated", for tests; NULL: "cpu". Tensors, slopes, sinks and
+   * a given arena are memory of this device. */
+  const char* device;
+  /* A stream of the device, used in order with what the caller enqueues there; NULL: one of the attention's own. CUDA's default
+   * stream is the handle 0x1, not NULL. */
+  void* stream;
 } ringspan_execute_options;
 
 typedef struct ringspan_pass_stats {
@@ -246,8 +269,12 @@ int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_
                                             const ringspan_execute_options* execute, void* arena, uint64_t arena_bytes,
                                             ringspan_attention** attention);
 void ringspan_attention_destroy(ringspan_attention* attention);
+/* On a device both return when everything is enqueued, see ringspan_attention_wait; an error of the device is noticed by the
+ * call that is made then, which may be a later one, and is a RINGSPAN_DEVICE_ERROR. */
 int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors);
 int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors);
+/* Returns when everything that forward and backward enqueued is done; on the CPU, at once. */
+int32_t ringspan_attention_wait(ringspan_attention* attention);
 /* Of the latest pass; the caller sets stats->struct_size. */
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats);
 /* The plan that it runs; a new handle. */

@@ -8,12 +8,14 @@
 #include <string>
 #include <vector>
 
-#include "comm/error_code.h"
+#include "api/c_support.h"
 #include "exec/handshake.h"
 #include "ringspan/ringspan.h"
 #include "ringspan/ringspan_c.h"
 
 using ringspan::InvalidArgument;
+using ringspan::c_api::guard;
+using ringspan::c_api::require;
 
 struct ringspan_plan {
   ringspan::Plan plan;
@@ -31,33 +33,6 @@ struct ringspan_attention {
 };
 
 namespace {
-
-thread_local std::string last_error;
-
-// Runs the body; what it throws becomes a status and the thread's last error.
-template <typename Body>
-std::int32_t guard(const Body& body) noexcept {
-  try {
-    last_error.clear();
-    body();
-    return RINGSPAN_OK;
-  } catch (...) {
-    try {
-      ringspan::ErrorText error = ringspan::describe_error(std::current_exception());
-      last_error = std::move(error.text);
-      return static_cast<std::int32_t>(error.code);
-    } catch (...) {
-      last_error.clear();  // not even memory for the text
-      return RINGSPAN_INTERNAL_ERROR;
-    }
-  }
-}
-
-template <typename T>
-T& require(T* pointer, const char* name) {
-  if (pointer == nullptr) throw InvalidArgument(fmt::format("{} is null", name));
-  return *pointer;
-}
 
 // The caller's struct, of its version: what it does not have is zero.
 template <typename Struct>
@@ -158,6 +133,8 @@ ringspan::ExecuteOptions execute_of(const ringspan_execute_options* pointer) {
   ringspan::ExecuteOptions execute;
   if (given.deadline_seconds != 0) execute.deadline = ringspan::Communicator::Seconds(given.deadline_seconds);
   execute.trace = given.trace != 0;
+  if (given.device != nullptr) execute.device = given.device;
+  execute.stream = given.stream;
   return execute;
 }
 
@@ -181,7 +158,7 @@ const char* ringspan_version(void) {
   return version.c_str();
 }
 
-const char* ringspan_last_error(void) { return last_error.c_str(); }
+const char* ringspan_last_error(void) { return ringspan::c_api::last_error().c_str(); }
 
 int32_t ringspan_shard_positions(const ringspan_problem* problem, int32_t side, int32_t rank, int64_t* positions,
                                  uint64_t capacity, uint64_t* rows) {
@@ -372,6 +349,10 @@ int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspa
                              .sinks = t.sinks,
                              .dsinks = t.dsinks});
   });
+}
+
+int32_t ringspan_attention_wait(ringspan_attention* attention) {
+  return guard([&] { require(attention, "attention").attention.wait(); });
 }
 
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats) {

@@ -16,6 +16,7 @@ namespace {
 // Memory of the emulated device is named by addresses beyond what a process can have, so that the host's touching it is a
 // segmentation fault, as it is with a real device. Only the emulated kernels and copies translate them.
 constexpr std::uintptr_t kTag = std::uintptr_t{1} << 60;
+constexpr std::int64_t kMemory = std::int64_t{1} << 40;
 
 template <typename T>
 bool is_tagged(T* data) {
@@ -84,6 +85,9 @@ class EmulatedRuntime final : public Runtime {
   int shared_bytes_per_block() const override { return 227 * 1024; }
 
   std::byte* allocate(std::int64_t bytes) override {
+    if (bytes > kMemory) {
+      throw DeviceError(fmt::format("cannot allocate {} bytes on cuda-emulated, which has {}", bytes, kMemory));
+    }
     auto* data = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{256}));
     std::memset(data, 0xff, static_cast<std::size_t>(bytes));  // NaN
     return tagged(data);

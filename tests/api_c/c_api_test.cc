@@ -87,7 +87,7 @@ void run_c(ringspan_comm* comm, Tensors& t, bool with_plan) {
         << ringspan_last_error();
     ringspan_plan_destroy(plan);
   } else {
-    ringspan_execute_options execute = {sizeof execute, 10.0, 1, 0};
+    ringspan_execute_options execute = {sizeof execute, 10.0, 1, 0, nullptr, nullptr};
     ASSERT_EQ(ringspan_attention_create(&problem, &options, comm, &execute, &attention), RINGSPAN_OK) << ringspan_last_error();
   }
   ringspan_forward_tensors forward;
