@@ -13,8 +13,8 @@
 //     dv_j += c drop p do_i;  dq_i += scale ds k_j;  dk_j += scale ds q_i          float32 accumulators
 // Rows with lse = -inf contribute nothing. (s <= lse holds but for rounding, which at |s| = 1e8 would make e^(s - lse) e^8.)
 //
-// All the tasks of one call are computed as if one after the other: the bits depend on the list, never on the number of
-// threads. Running cannot fail. No allocation: scratch is passed in.
+// All the tasks of one call are computed as if one after the other: the bits depend on the list and on the tile sizes, never on
+// the number of threads. Running cannot fail. No allocation: scratch is passed in.
 #pragma once
 
 #include <cstddef>
@@ -24,6 +24,7 @@
 
 #include "base/function_ref.h"
 #include "base/thread_pool.h"
+#include "kernels/tile_sizes.h"
 #include "ringspan/dtype.h"
 
 namespace ringspan::kernels {
@@ -80,6 +81,7 @@ struct AttendShape {
   int group = 1;  // query heads per kv head
   bool softcap = false, alibi = false, dropout = false;
   int threads = 1;
+  TileSize tile{0, 0};  // one that the kernel takes for this shape, see AttendKernel::tile_sizes
 };
 
 struct AttendParams {
@@ -104,6 +106,7 @@ struct AttendKernel {
   bool (*supports)(const AttendShape&);  // shape and this machine's instruction set
   std::int64_t (*scratch_bytes)(const AttendShape&);
   void (*run)(const AttendParams&, std::span<const AttendTask>, const Context&);
+  TileSizes (*tile_sizes)(const AttendShape&) = [](const AttendShape&) { return TileSizes{}; };  // shape.tile is not looked at
 };
 
 // Best first, reference last; every supported shape is supported by the reference.
@@ -111,9 +114,12 @@ std::span<const AttendKernel> attend_kernels();
 std::span<const AttendKernel> attend_backward_kernels();
 
 // The first kernel of the list that supports the shape, or the one named (name may be a suffix such as "reference").
-// Throws Unsupported naming the shape, or InvalidArgument listing the known names.
+// Throws Unsupported naming the shape, or InvalidArgument listing the known names, or the tile sizes that the kernel takes.
 const AttendKernel& select_attend(const AttendShape& shape, std::string_view name = {});
 const AttendKernel& select_attend_backward(const AttendShape& shape, std::string_view name = {});
+
+// The sizes that a kernel uses for a shape: those of the shape, its own where they are 0; 0 of a kernel without tiles.
+TileSize tile_of(const AttendKernel& kernel, const AttendShape& shape);
 
 // The dropout decision: true where the pair is dropped. Counter-based (Philox-4x32-10) on global coordinates.
 bool is_dropped(std::uint64_t seed, float dropout, std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j,

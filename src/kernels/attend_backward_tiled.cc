@@ -21,7 +21,6 @@ constexpr std::int64_t kEnoughUnits = 4;
 // Scratch of one thread.
 struct BackwardScratch {
   TileDims dims;
-  int key_tile;
   std::int64_t factor_row, factor_key;
   std::byte *key_side, *query_side, *work;
   float *factors, *lse, *delta;
@@ -31,22 +30,21 @@ struct BackwardScratch {
 
   BackwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
     Carver carver(base);
-    dims = {static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v};
-    key_tile = ops.key_capacity(dims);
-    const BackwardBytes bytes_of = ops.backward_bytes(dims, key_tile);
+    dims = tile_dims(shape, ops.backward_sizes);
+    const std::int64_t rows = dims.tile.queries, keys = dims.tile.keys;
+    const BackwardBytes bytes_of = ops.backward_bytes(dims);
     key_side = carver.take<std::byte>(bytes_of.key_side);
     query_side = carver.take<std::byte>(bytes_of.query_side);
     work = carver.take<std::byte>(bytes_of.work);
-    factor_row = ops.query_major ? key_tile + kFactorPad : 1;
-    factor_key = ops.query_major ? 1 : kGradQueryTile + kFactorPad;
-    factors =
-        shape.dropout ? carver.take<float>(ops.query_major ? kGradQueryTile * factor_row : key_tile * factor_key) : nullptr;
-    lse = carver.take<float>(kGradQueryTile);
-    delta = carver.take<float>(kGradQueryTile);
-    dq = carver.take<float*>(kGradQueryTile);
-    origin = carver.take<std::int64_t>(kGradQueryTile);
-    for (std::int32_t** list : {&index, &key_begin, &key_end}) *list = carver.take<std::int32_t>(kGradQueryTile);
-    for (std::int32_t** list : {&row_begin, &row_end}) *list = carver.take<std::int32_t>(key_tile);
+    factor_row = ops.query_major ? keys + kFactorPad : 1;
+    factor_key = ops.query_major ? 1 : rows + kFactorPad;
+    factors = shape.dropout ? carver.take<float>(ops.query_major ? rows * factor_row : keys * factor_key) : nullptr;
+    lse = carver.take<float>(rows);
+    delta = carver.take<float>(rows);
+    dq = carver.take<float*>(rows);
+    origin = carver.take<std::int64_t>(rows);
+    for (std::int32_t** list : {&index, &key_begin, &key_end}) *list = carver.take<std::int32_t>(rows);
+    for (std::int32_t** list : {&row_begin, &row_end}) *list = carver.take<std::int32_t>(keys);
     if (bytes != nullptr) *bytes = carver.bytes();
   }
 };
@@ -63,7 +61,6 @@ class UnitBackward {
   UnitBackward(const TileOps& ops, const AttendParams& params, const BackwardScratch& scratch, Progress& progress, Unit unit)
       : ops_(ops), params_(params), s_(scratch), progress_(progress), unit_(unit) {
     tile_.dims = s_.dims;
-    tile_.key_capacity = s_.key_tile;
     tile_.scale = params.scale, tile_.output_scale = params.output_scale;
     tile_.key_side = s_.key_side, tile_.query_side = s_.query_side, tile_.work = s_.work;
     tile_.lse = s_.lse, tile_.delta = s_.delta;
@@ -79,8 +76,9 @@ class UnitBackward {
 
   void run(const AttendTask& task) {
     const IndexRange keys = keys_of_task(task);
-    for (std::int64_t begin = keys.begin; begin < keys.end; begin += s_.key_tile)
-      run(task, {begin, std::min(begin + s_.key_tile, keys.end)}, nullptr);
+    const std::int64_t key_tile = s_.dims.tile.keys;
+    for (std::int64_t begin = keys.begin; begin < keys.end; begin += key_tile)
+      run(task, {begin, std::min(begin + key_tile, keys.end)}, nullptr);
   }
 
   // One tile of keys; `turnstile`: others add to the same rows of dq.
@@ -112,9 +110,10 @@ class UnitBackward {
     tile_.key_first = task.k_first + keys.begin * task.k_step;
     tile_.key_step = task.k_step;
     ops_.begin_keys(tile_, k, v);
+    const std::int64_t query_tile = s_.dims.tile.queries;
     for (std::int64_t t = heads.begin; t < heads.end; ++t) {
-      for (std::int64_t row = rows.begin; row < rows.end; row += kGradQueryTile) {
-        const IndexRange part{row, std::min(row + kGradQueryTile, rows.end)};
+      for (std::int64_t row = rows.begin; row < rows.end; row += query_tile) {
+        const IndexRange part{row, std::min(row + query_tile, rows.end)};
         const std::int64_t place = (t - heads.begin) << kHeadShift | part.end;
         if (turnstile != nullptr) turnstile->pass(place);
         tile_.rows = gather(task, t, part, keys);
@@ -223,9 +222,7 @@ class Dealer {
   }
 
  private:
-  std::int64_t key_tile() const {
-    return ops_.key_capacity({static_cast<int>(params_.shape.dtype), params_.shape.head_dim, params_.shape.head_dim_v});
-  }
+  std::int64_t key_tile() const { return tile_dims(params_.shape, ops_.backward_sizes).tile.keys; }
   template <typename Function>
   void with_unit(Unit unit, int thread, const Function& function) const {
     const BackwardScratch scratch(ops_, params_.shape, context_.scratch + turnstile_bytes(params_.shape) + thread * bytes_,

@@ -283,7 +283,7 @@ TEST_P(AttendBackwardTest, GradientsAreAdded) {
 
 TEST_P(AttendBackwardTest, CallsProgressWhileItComputes) {
   const bool slow = kernel().name.ends_with("_reference");
-  World world(slow ? spec(100, 200, 64) : spec(400, 800, 64));
+  World world(slow ? spec(100, 200, 64) : spec(800, 3200, 64));
   const AttendParams params = world.params(1);
   world.lse.fill(5.0), world.delta.fill(0.0);
   ThreadPool pool(1);

@@ -16,12 +16,11 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr std::int64_t kFactorStride = kKeyTile + kScorePad;
 constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;  // of keys and values of one run of key tiles
 constexpr int kMaxRunTiles = 16;
-// Ranges of query positions per thread where units alone do not fill the threads, and the fewest positions of one.
+// Ranges of query positions per thread where units alone do not fill the threads, and the fewest query tiles of one.
 constexpr std::int64_t kItemsPerThread = 4;
-constexpr std::int64_t kMinSplit = 2 * kQueryTile;
+constexpr std::int64_t kMinSplitTiles = 2;
 // Query tiles up to which keys are fetched ahead: with more of them, reading keys takes little of the time.
 constexpr std::int64_t kAheadTiles = 4;
 constexpr int kBurst = 16;
@@ -31,7 +30,7 @@ struct ForwardScratch {
   int run_tiles;  // key tiles packed at a time
   TileDims dims;
   ForwardBytes bytes_of;
-  std::int64_t acc_stride;
+  std::int64_t acc_stride, factor_stride;
   std::byte *k, *v, *q, *work;
   float *acc, *factors, *m, *l;
   std::int64_t* distance;
@@ -40,22 +39,24 @@ struct ForwardScratch {
 
   ForwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
     Carver carver(base);
-    dims = {static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v};
+    dims = tile_dims(shape, ops.forward_sizes);
     bytes_of = ops.forward_bytes(dims);
     acc_stride = round_up(shape.head_dim_v, ops.width);
+    factor_stride = dims.tile.keys + kScorePad;
+    const std::int64_t rows = dims.tile.queries;
     run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / (bytes_of.keys + bytes_of.values), 1, kMaxRunTiles));
     partial = carver.take<std::byte>(KeySplit::state_bytes(shape));  // first: not every call uses it
     k = carver.take<std::byte>(run_tiles * bytes_of.keys);
     v = carver.take<std::byte>(run_tiles * bytes_of.values);
     q = carver.take<std::byte>(bytes_of.queries);
     work = carver.take<std::byte>(bytes_of.work);
-    acc = carver.take<float>(kQueryTile * acc_stride);
-    factors = shape.dropout ? carver.take<float>(kQueryTile * kFactorStride) : nullptr;
-    m = carver.take<float>(kQueryTile);
-    l = carver.take<float>(kQueryTile);
-    distance = carver.take<std::int64_t>(kQueryTile);
+    acc = carver.take<float>(rows * acc_stride);
+    factors = shape.dropout ? carver.take<float>(rows * factor_stride) : nullptr;
+    m = carver.take<float>(rows);
+    l = carver.take<float>(rows);
+    distance = carver.take<std::int64_t>(rows);
     for (std::int32_t** list : {&index, &head, &offset, &begin, &end, &tile_begin, &tile_end})
-      *list = carver.take<std::int32_t>(kQueryTile);
+      *list = carver.take<std::int32_t>(rows);
     if (bytes != nullptr) *bytes = carver.bytes();
   }
 };
@@ -78,7 +79,7 @@ class UnitForward {
     tile_.q = s_.q, tile_.work = s_.work;
     tile_.begin = s_.tile_begin, tile_.end = s_.tile_end;
     tile_.m = s_.m, tile_.l = s_.l, tile_.acc = s_.acc, tile_.acc_stride = s_.acc_stride;
-    tile_.factor_stride = kFactorStride;
+    tile_.factor_stride = s_.factor_stride;
     tile_.softcap = params.shape.softcap ? params.softcap : 0.0F;
     tile_.slope = params.shape.alibi ? &slope_ : nullptr;
     tile_.distance = s_.distance;
@@ -93,11 +94,11 @@ class UnitForward {
     const std::int64_t first = task.q_first + rows.begin * task.q_step, last = task.q_first + (rows.end - 1) * task.q_step;
     const IndexRange keys = indices_between(task.k_first, task.k_step, task.k_count, first + task.lo, last + task.hi);
     // Tiles begin at multiples of their size, counted from the task's first key, whatever part of it is seen.
-    const IndexRange all{keys.begin / kKeyTile * kKeyTile, keys.end};
+    const IndexRange all{keys.begin / key_tile() * key_tile(), keys.end};
     if (is_few(task, heads, all)) return run_few(task, heads, rows, all);
-    const std::int64_t tiles = ceil_div(heads.size() * rows.size(), kQueryTile);
+    const std::int64_t tiles = ceil_div(heads.size() * rows.size(), query_tile());
     const std::int64_t length =
-        kKeyTile * (tiles > kAheadTiles ? s_.run_tiles : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
+        key_tile() * (tiles > kAheadTiles ? s_.run_tiles : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
     for (std::int64_t begin = all.begin; begin < all.end; begin += length) {
       const IndexRange run{begin, std::min(begin + length, all.end)};
       IndexRange seeing = rows_of_keys(task, run, first, last);
@@ -113,6 +114,8 @@ class UnitForward {
 
  private:
   std::int64_t batch(const AttendTask& task) const { return unit_.batch - task.batch_first; }
+  std::int64_t query_tile() const { return s_.dims.tile.queries; }
+  std::int64_t key_tile() const { return s_.dims.tile.keys; }
 
   const std::byte* key_row(const AttendTask& task, const KeyRows& rows, std::int64_t c) const {
     return static_cast<const std::byte*>(rows.data) +
@@ -137,8 +140,8 @@ class UnitForward {
                         task.v.row_stride, run.size()};
     if (wanted == packed_) return;
     packed_ = wanted;
-    for (std::int64_t c = run.begin, n = 0; c < run.end; c += kKeyTile, ++n) {
-      const IndexRange tile{c, std::min(c + kKeyTile, run.end)};
+    for (std::int64_t c = run.begin, n = 0; c < run.end; c += key_tile(), ++n) {
+      const IndexRange tile{c, std::min(c + key_tile(), run.end)};
       k_finite_[n] =
           ops_.pack_keys(s_.dims, s_.k + n * s_.bytes_of.keys, key_source(task, task.k, tile, params_.shape.head_dim));
       v_finite_[n] =
@@ -149,7 +152,7 @@ class UnitForward {
   // Few queries: heads of the group share a tile, as rows. Not with options that depend on the head.
   std::int64_t heads_of_tile(const AttendTask& task, IndexRange rows, IndexRange heads) const {
     if (params_.shape.alibi || params_.shape.dropout) return 1;
-    const std::int64_t together = std::clamp<std::int64_t>(kQueryTile / rows.size(), 1, heads.size());
+    const std::int64_t together = std::clamp<std::int64_t>(query_tile() / rows.size(), 1, heads.size());
     const std::int64_t reach = together * std::abs(task.q.head_stride) + rows.size() * std::abs(task.q.row_stride);
     return reach <= std::numeric_limits<std::int32_t>::max() ? together : 1;
   }
@@ -169,9 +172,9 @@ class UnitForward {
     if (tile_.rows == 0) return;
     tile_.task_rows = static_cast<int>(heads.size() * task.q_count);
     load(task, heads.begin, heads.size(), rows.begin);
-    for (std::int64_t c = keys.begin; c < keys.end; c += kKeyTile) {
-      const IndexRange here{c, std::min(c + kKeyTile, keys.end)};
-      look_ahead(task, {here.end, std::min(here.end + kKeyTile, keys.end)}, 1);
+    for (std::int64_t c = keys.begin; c < keys.end; c += key_tile()) {
+      const IndexRange here{c, std::min(c + key_tile(), keys.end)};
+      look_ahead(task, {here.end, std::min(here.end + key_tile(), keys.end)}, 1);
       if (here.begin >= common.begin && here.end <= common.end) {
         tile_.keys = static_cast<int>(here.size());
         std::fill_n(s_.tile_begin, tile_.rows, 0);
@@ -197,13 +200,13 @@ class UnitForward {
   void run_heads(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
     const std::int64_t head = task.head_first + heads.begin * task.head_step;
     slope_ = alibi_slope(params_, unit_.batch, head);
-    const std::int64_t tile_rows = kQueryTile / heads.size();
+    const std::int64_t tile_rows = query_tile() / heads.size();
     for (std::int64_t row = rows.begin; row < rows.end; row += tile_rows) {
       tile_.rows = gather(task, heads, {row, std::min(row + tile_rows, rows.end)}, run);
       if (tile_.rows == 0) continue;
       load(task, heads.begin, heads.size(), row);
-      for (std::int64_t c = run.begin; c < run.end; c += kKeyTile) {
-        if (!clip(run, c, (c - run.begin) / kKeyTile)) continue;
+      for (std::int64_t c = run.begin; c < run.end; c += key_tile()) {
+        if (!clip(run, c, (c - run.begin) / key_tile())) continue;
         if (params_.shape.alibi) set_distances(task, row, c);
         if (params_.shape.dropout) set_factors(task, head, row, c);
         ops_.attend(tile_);
@@ -233,7 +236,7 @@ class UnitForward {
   // Sets the tile to the keys from c on, the n-th that are packed; false where no row sees one.
   bool clip(IndexRange run, std::int64_t c, std::int64_t n) {
     const auto first = static_cast<std::int32_t>(c - run.begin);
-    tile_.keys = static_cast<int>(std::min<std::int64_t>(kKeyTile, run.end - c));
+    tile_.keys = static_cast<int>(std::min(key_tile(), run.end - c));
     if (s_.begin[tile_.rows - 1] >= first + tile_.keys && s_.begin[0] >= first + tile_.keys) return false;
     bool seen = false;
     for (int r = 0; r < tile_.rows; ++r) {
@@ -264,7 +267,7 @@ class UnitForward {
     for (int r = 0; r < tile_.rows; ++r) {
       const std::int64_t first = c + s_.tile_begin[r];
       dropout.factors(position(task, row, r), task.k_first + first * task.k_step, task.k_step,
-                      s_.tile_end[r] - s_.tile_begin[r], keep, s_.factors + r * kFactorStride + s_.tile_begin[r], 1);
+                      s_.tile_end[r] - s_.tile_begin[r], keep, s_.factors + r * s_.factor_stride + s_.tile_begin[r], 1);
     }
   }
 
@@ -323,7 +326,7 @@ class UnitForward {
 // The positions of all queries, cut into `count` ranges.
 class Split {
  public:
-  Split(std::span<const AttendTask> tasks, std::int64_t units, int threads) {
+  Split(std::span<const AttendTask> tasks, std::int64_t units, int threads, std::int64_t least) {
     first_ = std::numeric_limits<std::int64_t>::max();
     std::int64_t last = std::numeric_limits<std::int64_t>::min();
     for (const AttendTask& task : tasks) {
@@ -333,7 +336,7 @@ class Split {
     }
     if (last < first_) return;
     const std::int64_t wanted = threads == 1 || units <= 0 ? 1 : ceil_div(kItemsPerThread * threads, units);
-    count_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, (last - first_ + 1) / kMinSplit));
+    count_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, (last - first_ + 1) / least));
     size_ = ceil_div(last - first_ + 1, count_);
   }
   std::int64_t count() const { return count_; }
@@ -348,6 +351,14 @@ class Split {
 };
 
 }  // namespace
+
+TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&)) {
+  TileDims dims{static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v, shape.tile};
+  const TileSize own = sizes(dims).own;
+  if (dims.tile.queries == 0) dims.tile.queries = own.queries;
+  if (dims.tile.keys == 0) dims.tile.keys = own.keys;
+  return dims;
+}
 
 std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape) {
   std::int64_t bytes = 0;
@@ -364,7 +375,10 @@ class Threads {
       : ops_(ops),
         params_(params),
         context_(context),
+        tile_(tile_dims(params.shape, ops.forward_sizes).tile),
         bytes_(attend_tiled_scratch_bytes(ops, params.shape) / params.shape.threads) {}
+
+  std::int64_t key_tile() const { return tile_.keys; }
 
   ForwardScratch scratch(std::int64_t thread) const {
     return {ops_, params_.shape, context_.scratch + thread * bytes_, nullptr};
@@ -373,7 +387,7 @@ class Threads {
   // Tasks one after the other, units and ranges of positions dealt to the threads.
   void run(std::span<const AttendTask> tasks) const {
     const Units units(tasks, params_.shape.group);
-    const Split split(tasks, units.count(), context_.pool.size());
+    const Split split(tasks, units.count(), context_.pool.size(), kMinSplitTiles * tile_.queries);
     context_.pool.parallel_for(
         units.count() * split.count(),
         [&](std::int64_t item, int thread) {
@@ -409,6 +423,7 @@ class Threads {
   const TileOps& ops_;
   const AttendParams& params_;
   const Context& context_;
+  TileSize tile_;
   std::int64_t bytes_;
 };
 
@@ -419,7 +434,7 @@ void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<cons
   const Threads threads(ops, params, context);
   std::size_t done = 0;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
-    const KeySplit split(tasks[i], params.shape, kKeyTile);
+    const KeySplit split(tasks[i], params.shape, threads.key_tile());
     if (split.parts() == 1) continue;
     threads.run(tasks.subspan(done, i - done));
     threads.run(split);

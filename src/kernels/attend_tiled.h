@@ -7,7 +7,7 @@
 // each follows the one before over the queries (turnstile.h).
 //
 // Cost: flops of the visible pairs, rounded up to register tiles at the edges of the band; scratch independent of the number
-// of rows: at most 2.5 MiB per thread forward, 3 MiB backward.
+// of rows: at most 2.5 MiB per thread forward, 3 MiB backward, with the kernels' own tile sizes.
 #pragma once
 
 #include <cstdint>
@@ -17,6 +17,9 @@
 #include "kernels/tile.h"
 
 namespace ringspan::kernels {
+
+// The dims of a shape; its tile sizes become those of the implementation where they are 0.
+TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&));
 
 std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);
 void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context);

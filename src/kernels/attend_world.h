@@ -125,6 +125,7 @@ struct Spec {
   double magnitude = 1.0;  // of q and k
   int state = 0;
   std::uint64_t seed = 1;
+  TileSize tile{0, 0};
   std::int64_t heads() const { return kv_heads * group; }
   std::string describe() const {
     return std::string(to_string(dtype)) + " batch " + std::to_string(batch) + " kv_heads " + std::to_string(kv_heads) +
@@ -132,7 +133,8 @@ struct Spec {
            std::to_string(head_dim) + " d_v " + std::to_string(head_dim_v) + " q " + std::to_string(q_first) + ":" +
            std::to_string(q_step) + " k " + std::to_string(k_first) + ":" + std::to_string(k_step) + " inner " +
            std::to_string(rows_inner) + " softcap " + std::to_string(softcap) + " alibi " + std::to_string(alibi_slope) +
-           " dropout " + std::to_string(dropout) + " seed " + std::to_string(seed);
+           " dropout " + std::to_string(dropout) + " seed " + std::to_string(seed) + " tile " + std::to_string(tile.queries) +
+           " x " + std::to_string(tile.keys);
   }
 };
 
@@ -172,10 +174,15 @@ class World {
 
   AttendParams params(int threads) const {
     AttendParams p;
-    p.shape = {spec.dtype,           spec.head_dim,
-               spec.head_dim_v,      static_cast<int>(spec.group),
-               spec.softcap != 0.0F, spec.alibi_slope != 0.0F,
-               spec.dropout != 0.0F, threads};
+    p.shape = {spec.dtype,
+               spec.head_dim,
+               spec.head_dim_v,
+               static_cast<int>(spec.group),
+               spec.softcap != 0.0F,
+               spec.alibi_slope != 0.0F,
+               spec.dropout != 0.0F,
+               threads,
+               spec.tile};
     p.scale = scale();
     p.softcap = spec.softcap;
     p.alibi_slopes = slopes.data();

@@ -63,6 +63,12 @@ bool machine_has_sve256() {
 // A tiled kernel of one storage type on one instruction set.
 template <DType kType, const TileOps& kOps, bool (*kMachineHas)()>
 struct Tiled {
+  static TileSizes forward_sizes(const AttendShape& shape) {
+    return kOps.forward_sizes({static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v, {}});
+  }
+  static TileSizes backward_sizes(const AttendShape& shape) {
+    return kOps.backward_sizes({static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v, {}});
+  }
   static bool supports(const AttendShape& shape) { return reference_supports(shape, kType) && kMachineHas(); }
   static std::int64_t forward_bytes(const AttendShape& shape) { return attend_tiled_scratch_bytes(kOps, shape); }
   static std::int64_t backward_bytes(const AttendShape& shape) { return attend_backward_tiled_scratch_bytes(kOps, shape); }
@@ -76,6 +82,8 @@ struct Tiled {
 
 template <DType kType>
 struct Reference {
+  static TileSizes forward_sizes(const AttendShape&) { return {}; }
+  static constexpr auto backward_sizes = forward_sizes;
   static bool supports(const AttendShape& shape) { return reference_supports(shape, kType); }
   static std::int64_t forward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
   static std::int64_t backward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
@@ -119,9 +127,10 @@ constexpr Implementation kImplementations[] = {
 };
 
 constexpr AttendKernel kAttendKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                            \
-  {"attend_" #short_name "_" #implementation, implementation<DType::dtype>::supports, \
-   implementation<DType::dtype>::forward_bytes, implementation<DType::dtype>::forward},
+#define RINGSPAN_KERNEL(dtype, short_name, implementation)                             \
+  {"attend_" #short_name "_" #implementation, implementation<DType::dtype>::supports,  \
+   implementation<DType::dtype>::forward_bytes, implementation<DType::dtype>::forward, \
+   implementation<DType::dtype>::forward_sizes},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };
@@ -129,7 +138,8 @@ constexpr AttendKernel kAttendKernels[] = {
 constexpr AttendKernel kAttendBackwardKernels[] = {
 #define RINGSPAN_KERNEL(dtype, short_name, implementation)                                     \
   {"attend_backward_" #short_name "_" #implementation, implementation<DType::dtype>::supports, \
-   implementation<DType::dtype>::backward_bytes, implementation<DType::dtype>::backward},
+   implementation<DType::dtype>::backward_bytes, implementation<DType::dtype>::backward,       \
+   implementation<DType::dtype>::backward_sizes},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };
@@ -149,6 +159,24 @@ bool is_named(std::string_view kernel, std::string_view name) {
   return kernel.size() > name.size() && kernel.ends_with(name) && kernel[kernel.size() - name.size() - 1] == '_';
 }
 
+// One size of shape.tile against what the kernel takes.
+void check_size(const AttendKernel& kernel, const char* name, int size, int TileSize::*of, const TileSizes& sizes) {
+  if (size == 0) return;
+  const int step = sizes.step.*of, least = sizes.least.*of, most = sizes.most.*of;
+  if (step > 0 && size % step == 0 && size >= least && size <= most) return;
+  const std::string given = std::string(name) + " (" + std::to_string(size) + ")", kernel_name(kernel.name);
+  if (step == 0) throw InvalidArgument(given + " must be 0: kernel '" + kernel_name + "' has no tiles");
+  const int first = (least + step - 1) / step * step, last = most / step * step;
+  throw InvalidArgument(given + " must be 0 or a multiple of " + std::to_string(step) + " from " + std::to_string(first) +
+                        " to " + std::to_string(last) + " for kernel '" + kernel_name + "'");
+}
+
+void check_tile(const AttendKernel& kernel, const AttendShape& shape) {
+  const TileSizes sizes = kernel.tile_sizes(shape);
+  check_size(kernel, "the queries of a tile", shape.tile.queries, &TileSize::queries, sizes);
+  check_size(kernel, "the keys of a tile", shape.tile.keys, &TileSize::keys, sizes);
+}
+
 const AttendKernel& select(std::span<const AttendKernel> kernels, const AttendShape& shape, std::string_view name) {
   bool known = name.empty();
   std::string names;
@@ -156,7 +184,9 @@ const AttendKernel& select(std::span<const AttendKernel> kernels, const AttendSh
     names += (names.empty() ? "" : ", ") + std::string(kernel.name);
     if (!name.empty() && !is_named(kernel.name, name)) continue;
     known = true;
-    if (kernel.supports(shape)) return kernel;
+    if (!kernel.supports(shape)) continue;
+    check_tile(kernel, shape);
+    return kernel;
   }
   if (!known) throw InvalidArgument("unknown kernel '" + std::string(name) + "': expected one of " + names);
   const std::string which = name.empty() ? "no kernel supports " : "kernel '" + std::string(name) + "' does not support ";
@@ -171,6 +201,11 @@ std::string_view implementation_of(const AttendKernel& kernel) { return kernel.n
 
 std::span<const AttendKernel> attend_kernels() { return kAttendKernels; }
 std::span<const AttendKernel> attend_backward_kernels() { return kAttendBackwardKernels; }
+
+TileSize tile_of(const AttendKernel& kernel, const AttendShape& shape) {
+  const TileSize own = kernel.tile_sizes(shape).own;
+  return {shape.tile.queries == 0 ? own.queries : shape.tile.queries, shape.tile.keys == 0 ? own.keys : shape.tile.keys};
+}
 
 const AttendKernel& select_attend(const AttendShape& shape, std::string_view name) {
   return select(kAttendKernels, shape, name);

@@ -15,19 +15,21 @@
 
 #include <cstdint>
 
+#include "kernels/tile_sizes.h"
+
 namespace ringspan::kernels {
 
-inline constexpr int kRowBlock = 6;         // rows of a register tile
-inline constexpr int kQueryTile = 96;       // forward: queries of a tile
-inline constexpr int kKeyTile = 256;        // forward: keys of a tile
-inline constexpr int kFewRows = 48;         // forward: queries up to which keys are read in place
-inline constexpr int kScorePad = 16;        // added to the row stride of scores, against cache set conflicts
-inline constexpr int kGradQueryTile = 128;  // backward: queries of a tile
+inline constexpr int kRowBlock = 6;   // rows of a register tile
+inline constexpr int kFewRows = 48;   // forward: queries up to which keys are read in place
+inline constexpr int kScorePad = 16;  // added to the row stride of scores, against cache set conflicts
+// Of a call's own tile sizes: what code of an instruction set has room for on the stack.
+inline constexpr int kMaxQueryTile = 384, kMaxGradQueryTile = 512;
 
 // What packed forms depend on.
 struct TileDims {
   int dtype;  // index of the DType
   int head_dim, head_dim_v;
+  TileSize tile;  // of a full tile, never 0
 };
 
 // Rows that will be read next, to be fetched into the second cache while something else is computed. Strides in bytes.
@@ -75,8 +77,7 @@ struct ForwardTile {
 
 struct BackwardTile {
   TileDims dims;
-  int rows, keys;    // rows: queries
-  int key_capacity;  // keys of a full tile
+  int rows, keys;  // rows: queries
   float scale, output_scale;
   void *key_side, *query_side, *work;       // packed operands, with the gradients of the keys; scratch
   bool queries_finite, keys_finite;         // otherwise a gradient of zero must not meet them
@@ -101,8 +102,9 @@ struct BackwardBytes {
 };
 
 struct TileOps {
-  int width;         // w
-  bool query_major;  // backward: whether dropout's factors lie query by query
+  int width;                                         // w
+  bool query_major;                                  // backward: whether dropout's factors lie query by query
+  TileSizes (*forward_sizes)(const TileDims& dims);  // whatever dims.tile is
   ForwardBytes (*forward_bytes)(const TileDims& dims);
   // Each returns whether all elements are finite.
   bool (*pack_keys)(const TileDims& dims, void* out, const RowSource& k);
@@ -113,8 +115,8 @@ struct TileOps {
   // packed; k_space and v_space have room for packed ones. nullptr: packing pays here too.
   void (*attend_few)(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space);
 
-  int (*key_capacity)(const TileDims& dims);
-  BackwardBytes (*backward_bytes)(const TileDims& dims, int key_capacity);
+  TileSizes (*backward_sizes)(const TileDims& dims);
+  BackwardBytes (*backward_bytes)(const TileDims& dims);
   // Packs the keys of a tile and clears their gradients; then any number of query tiles; then adds the gradients to rows.
   void (*begin_keys)(BackwardTile& tile, const RowSource& k, const RowSource& v);
   void (*begin_queries)(BackwardTile& tile, const RowSource& q, const RowSource& d_out);

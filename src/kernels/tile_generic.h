@@ -228,14 +228,17 @@ void multiply_columns(int rows, int columns, const float* left, std::int64_t lef
 
 // ---- forward -----------------------------------------------------------------------------------------------------------
 
-constexpr std::int64_t kScoreStride = kKeyTile + kScorePad;
+TileSizes forward_sizes(const TileDims&) { return {{96, 256}, {kRowBlock, 32}, {kFewRows, 64}, {kMaxQueryTile, 1024}}; }
 
+constexpr std::int64_t score_stride(const TileDims& dims) { return dims.tile.keys + kScorePad; }
 constexpr std::int64_t query_stride(const TileDims& dims) { return (dims.head_dim + 15) / 16 * 16; }
 constexpr std::int64_t float_bytes(std::int64_t count) { return (count * 4 + 63) / 64 * 64; }
 
 ForwardBytes forward_bytes(const TileDims& dims) {
-  return {float_bytes(kKeyTile * dims.head_dim), float_bytes(kKeyTile * up(dims.head_dim_v)),
-          float_bytes(kQueryTile * query_stride(dims)), float_bytes(kQueryTile * kScoreStride)};
+  const std::int64_t rows = dims.tile.queries, keys = dims.tile.keys;
+  const std::int64_t scores = rows * score_stride(dims), few = (dims.head_dim + keys) * up(kFewRows);  // see attend_few
+  return {float_bytes(keys * dims.head_dim), float_bytes(keys * up(dims.head_dim_v)), float_bytes(rows * query_stride(dims)),
+          float_bytes(scores > few ? scores : few)};
 }
 
 bool pack_keys(const TileDims& dims, void* out, const RowSource& k) {
@@ -253,7 +256,7 @@ bool pack_queries(const TileDims& dims, void* out, const RowSource& q, float sca
 
 // Scores of one row become probabilities relative to the new maximum; zero in the rest of `range`. Returns e^(m - m').
 inline float softmax_row(const ForwardTile& tile, int row, Range range) {
-  float* s = static_cast<float*>(tile.work) + row * kScoreStride;
+  float* s = static_cast<float*>(tile.work) + row * score_stride(tile.dims);
   const int begin = tile.begin[row], end = tile.end[row];
   if (begin >= end) {
     fill(s, range.begin, range.end, 0.0F);
@@ -309,22 +312,23 @@ inline float softmax_row(const ForwardTile& tile, int row, Range range) {
 // acc = acc shrink + p v for rows [row, row + rows) over keys of `range`.
 inline void accumulate_rows(const ForwardTile& tile, const float* panel, int column, int width, int row, int rows, Range range,
                             const float* shrink) {
-  multiply(rows, width / kWidth, Left{static_cast<const float*>(tile.work) + row * kScoreStride + range.begin, kScoreStride, 1},
+  const std::int64_t stride = score_stride(tile.dims);
+  multiply(rows, width / kWidth, Left{static_cast<const float*>(tile.work) + row * stride + range.begin, stride, 1},
            panel + static_cast<std::int64_t>(range.begin) * width, width, range.end - range.begin,
            ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row}, tile.ahead);
 }
 
 void attend_tile(const ForwardTile& tile) {
-  constexpr int kBlocks = (kQueryTile + kRowBlock - 1) / kRowBlock;
+  constexpr int kBlocks = (kMaxQueryTile + kRowBlock - 1) / kRowBlock;
   Range ranges[kBlocks];
-  float shrink[kQueryTile];
+  float shrink[kMaxQueryTile];
   for (int row = 0; row < tile.rows; row += kRowBlock) {
     ranges[row / kRowBlock] = union_of(tile.begin, tile.end, row, at_most(row + kRowBlock, tile.rows));
   }
   multiply_columns(
       tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims), static_cast<const float*>(tile.k),
-      tile.dims.head_dim, static_cast<float*>(tile.work), kScoreStride, [&](int row) { return ranges[row / kRowBlock]; },
-      tile.ahead);
+      tile.dims.head_dim, static_cast<float*>(tile.work), score_stride(tile.dims),
+      [&](int row) { return ranges[row / kRowBlock]; }, tile.ahead);
   for (int row = 0; row < tile.rows; ++row) {
     const Range range = ranges[row / kRowBlock];
     if (!range.empty()) shrink[row] = softmax_row(tile, row, range);

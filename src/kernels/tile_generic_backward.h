@@ -4,29 +4,30 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr std::int64_t kGradScoreStride = kGradQueryTile + kScorePad;
+constexpr std::int64_t gradient_stride(const TileDims& dims) { return dims.tile.queries + kScorePad; }
 
-// Keys of a tile: many, because the queries are packed once for each; few enough for the second cache. Multiples of kRowBlock.
-int key_capacity(const TileDims& dims) {
+// Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.
+TileSizes backward_sizes(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
-  return width <= 64 ? 384 : width <= 128 ? 240 : 120;
+  return {{128, width <= 64 ? 384 : width <= 128 ? 240 : 120}, {32, 4 * kRowBlock}, {32, 48}, {kMaxGradQueryTile, 1008}};
 }
 
 // What lies where in the three parts of a backward tile. Queries and d_out are multiplied with scale and output_scale.
 struct GradientParts {
   std::int64_t k_stride, v_stride;  // padded
-  std::int64_t key_count, k_elements, v_elements, q_elements, d_out_elements, score_elements;
+  std::int64_t stride;              // of p and ds, from key to key
+  std::int64_t k_elements, v_elements, q_elements, d_out_elements, score_elements;
   float *k_rows, *v_rows, *k_panels, *dk, *dv;
   float *q_columns, *q_panels, *d_out_columns, *d_out_panels;
   float *p, *ds;
 
-  GradientParts(const TileDims& dims, std::int64_t capacity, void* key_side, void* query_side, void* work)
-      : k_stride(up(dims.head_dim)), v_stride(up(dims.head_dim_v)), key_count(capacity) {
-    k_elements = (capacity * k_stride + 15) / 16 * 16;
-    v_elements = (capacity * v_stride + 15) / 16 * 16;
-    q_elements = kGradQueryTile * k_stride;
-    d_out_elements = kGradQueryTile * v_stride;
-    score_elements = capacity * kGradScoreStride;
+  GradientParts(const TileDims& dims, void* key_side, void* query_side, void* work)
+      : k_stride(up(dims.head_dim)), v_stride(up(dims.head_dim_v)), stride(gradient_stride(dims)) {
+    k_elements = (dims.tile.keys * k_stride + 15) / 16 * 16;
+    v_elements = (dims.tile.keys * v_stride + 15) / 16 * 16;
+    q_elements = dims.tile.queries * k_stride;
+    d_out_elements = dims.tile.queries * v_stride;
+    score_elements = dims.tile.keys * stride;
     k_rows = static_cast<float*>(key_side);
     k_panels = k_rows + k_elements;
     dk = k_panels + k_elements;
@@ -39,13 +40,12 @@ struct GradientParts {
     p = static_cast<float*>(work);
     ds = p + score_elements;
   }
-  explicit GradientParts(const BackwardTile& tile)
-      : GradientParts(tile.dims, tile.key_capacity, tile.key_side, tile.query_side, tile.work) {}
+  explicit GradientParts(const BackwardTile& tile) : GradientParts(tile.dims, tile.key_side, tile.query_side, tile.work) {}
 };
 
-BackwardBytes backward_bytes(const TileDims& dims, int capacity) {
+BackwardBytes backward_bytes(const TileDims& dims) {
   alignas(64) char base[64];  // only for the counts
-  const GradientParts parts(dims, capacity, base, base, base);
+  const GradientParts parts(dims, base, base, base);
   return {float_bytes(3 * parts.k_elements + 2 * parts.v_elements), float_bytes(2 * (parts.q_elements + parts.d_out_elements)),
           float_bytes(2 * parts.score_elements)};
 }
@@ -84,8 +84,8 @@ void end_keys(const BackwardTile& tile, float* dk, std::int64_t dk_stride, float
 
 // One key: p and ds of all rows from the scores s (in p) and dp (in ds); zero where a row does not see the key.
 inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, int key) {
-  float* s = parts.p + key * kGradScoreStride;
-  float* ds = parts.ds + key * kGradScoreStride;
+  float* s = parts.p + key * parts.stride;
+  float* ds = parts.ds + key * parts.stride;
   const int begin = tile.row_begin[key], end = tile.row_end[key];
   if (begin >= end) {
     fill(s, 0, tile.rows, 0.0F);
@@ -130,6 +130,7 @@ inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, i
 template <typename Ranges>
 void add_key_gradient(const BackwardTile& tile, const float* weight, const float* packed, int width, float* out,
                       std::int64_t out_stride, const Ranges& range_of) {
+  const std::int64_t stride = gradient_stride(tile.dims);
   const int step = tile.queries_finite ? kRowBlock : 1;  // one by one over its own rows: 0 inf is NaN
   for (int column = 0; column < width; column += kPanel) {
     const int columns = up(at_most(width - column, kPanel));
@@ -137,8 +138,7 @@ void add_key_gradient(const BackwardTile& tile, const float* weight, const float
     for (int key = 0; key < tile.keys; key += step) {
       const Range range = step == 1 ? Range{tile.row_begin[key], tile.row_end[key]} : range_of(key);
       if (range.empty()) continue;
-      multiply(at_most(step, tile.keys - key), columns / kWidth,
-               Left{weight + key * kGradScoreStride + range.begin, kGradScoreStride, 1},
+      multiply(at_most(step, tile.keys - key), columns / kWidth, Left{weight + key * stride + range.begin, stride, 1},
                panel + static_cast<std::int64_t>(range.begin) * columns, columns, range.end - range.begin,
                Add{out + key * out_stride + column, out_stride});
     }
@@ -158,7 +158,7 @@ void add_query_gradient(const BackwardTile& tile, const GradientParts& parts) {
         const Range seen = union_of(tile.key_begin, tile.key_end, row, last);
         const int begin = at_least(seen.begin, chunk), end = at_most(seen.end, chunk + kChunk);
         if (begin >= end) continue;
-        multiply(last - row, columns / kWidth, Left{parts.ds + begin * kGradScoreStride + row, 1, kGradScoreStride},
+        multiply(last - row, columns / kWidth, Left{parts.ds + begin * parts.stride + row, 1, parts.stride},
                  panel + static_cast<std::int64_t>(begin) * columns, columns, end - begin,
                  AddToRows{tile.dq + row, column, tile.dims.head_dim});
       }
@@ -172,9 +172,9 @@ void attend_backward_tile(const BackwardTile& tile) {
     return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys));
   };
   multiply_columns(tile.keys, tile.rows, parts.k_rows, parts.k_stride, parts.q_columns, tile.dims.head_dim, parts.p,
-                   kGradScoreStride, range_of);
+                   parts.stride, range_of);
   multiply_columns(tile.keys, tile.rows, parts.v_rows, parts.v_stride, parts.d_out_columns, tile.dims.head_dim_v, parts.ds,
-                   kGradScoreStride, range_of);
+                   parts.stride, range_of);
   for (int key = 0; key < tile.keys; ++key) gradient_row(tile, parts, key);
   add_key_gradient(tile, parts.p, parts.d_out_panels, tile.dims.head_dim_v, parts.dv, parts.v_stride, range_of);
   add_key_gradient(tile, parts.ds, parts.q_panels, tile.dims.head_dim, parts.dk, parts.k_stride, range_of);
@@ -182,8 +182,9 @@ void attend_backward_tile(const BackwardTile& tile) {
 }
 
 constexpr TileOps make_tile_ops() {
-  return {kWidth,     false,        forward_bytes,  pack_keys,  pack_values,   pack_queries,         attend_tile,
-          attend_few, key_capacity, backward_bytes, begin_keys, begin_queries, attend_backward_tile, end_keys};
+  return {kWidth,         false,        forward_sizes, forward_bytes,        pack_keys,
+          pack_values,    pack_queries, attend_tile,   attend_few,           backward_sizes,
+          backward_bytes, begin_keys,   begin_queries, attend_backward_tile, end_keys};
 }
 
 }  // namespace

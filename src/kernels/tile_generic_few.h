@@ -99,7 +99,7 @@ inline void dot_scores(const ForwardTile& tile, const FewRows& keys) {
       for (int width = kWidth / 2; width > 0; width /= 2) {
         for (int i = 0; i < width; ++i) t[i] += t[i + width];
       }
-      Isa::store(static_cast<float*>(tile.work) + row * kScoreStride + key, t[0]);
+      Isa::store(static_cast<float*>(tile.work) + row * score_stride(tile.dims) + key, t[0]);
     }
   }
 }
@@ -110,8 +110,9 @@ inline void attend_dots(const ForwardTile& tile, const FewRows& keys, const FewR
   for (int row = 0; row < tile.rows; ++row) shrink[row] = softmax_row(tile, row, {0, tile.keys});
   for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
     const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
-    multiply(tile.rows, width / kWidth, Left{static_cast<const float*>(tile.work), kScoreStride, 1}, values.data + column,
-             values.stride, tile.keys, ShrinkAndAdd{tile.acc + column, tile.acc_stride, shrink}, tile.ahead);
+    multiply(tile.rows, width / kWidth, Left{static_cast<const float*>(tile.work), score_stride(tile.dims), 1},
+             values.data + column, values.stride, tile.keys, ShrinkAndAdd{tile.acc + column, tile.acc_stride, shrink},
+             tile.ahead);
   }
 }
 

@@ -14,13 +14,14 @@ namespace {
 constexpr int kSubTile = 128;  // keys whose scores stay in the first cache
 constexpr std::int64_t kSubStride = kSubTile + kScorePad;
 constexpr int kFloat32Type = 0, kFloat16Type = 2;
-constexpr int kMaxBlocks = kGradQueryTile / kPairRows;
+constexpr int kMaxBlocks = kMaxGradQueryTile / kPairRows;
 
 // Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.
-int key_capacity_pairs(const TileDims& dims) {
+TileSizes backward_sizes_pairs(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
   const int keys = width <= 64 ? 384 : width <= 128 ? 256 : 128;
-  return dims.dtype == kFloat32Type ? (width <= 64 ? 256 : keys * 3 / 4) : keys;
+  const int own = dims.dtype == kFloat32Type ? (width <= 64 ? 256 : keys * 3 / 4) : keys;
+  return {{128, own}, {kPairRows, 32}, {kPairRows, 32}, {kMaxGradQueryTile, 1024}};
 }
 
 // Where everything of a backward tile lies.
@@ -39,19 +40,20 @@ struct GradientParts {
   Word *p, *ds, *ds_rows, *copy;
   BackwardBytes bytes;
 
-  GradientParts(const TileDims& dims, int capacity, void* key_side, void* query_side, void* work)
+  GradientParts(const TileDims& dims, void* key_side, void* query_side, void* work)
       : d(up32(dims.head_dim)), dv(up32(dims.head_dim_v)) {
-    const int panels = capacity / kPanelColumns, d_rows = up16(dims.head_dim), dv_rows = up16(dims.head_dim_v);
+    const int rows = dims.tile.queries, keys = dims.tile.keys;
+    const int panels = keys / kPanelColumns, d_rows = up16(dims.head_dim), dv_rows = up16(dims.head_dim_v);
     k_panel = d * kPanelColumns, k_plane = panels * k_panel;
     v_panel = dv * kPanelColumns, v_plane = panels * v_panel;
-    k_rows_panel = capacity * kPanelColumns + kPanelPad, k_rows_plane = d_rows / kPanelColumns * k_rows_panel;
-    gradient_stride = capacity + kScorePad;
+    k_rows_panel = keys * kPanelColumns + kPanelPad, k_rows_plane = d_rows / kPanelColumns * k_rows_panel;
+    gradient_stride = keys + kScorePad;
     dk_elements = d_rows * gradient_stride, dv_elements = dv_rows * gradient_stride;
-    q_plane = kGradQueryTile * d, d_out_plane = kGradQueryTile * dv;
-    column_stride = kGradQueryTile + kRowPad;
+    q_plane = rows * d, d_out_plane = rows * dv;
+    column_stride = rows + kRowPad;
     q_columns_plane = d_rows * column_stride, d_out_columns_plane = dv_rows * column_stride;
-    p_panel = kGradQueryTile * kPanelColumns + kPanelPad, p_plane = panels * p_panel;
-    ds_stride = capacity + kRowPad, ds_plane = kGradQueryTile * ds_stride;
+    p_panel = rows * kPanelColumns + kPanelPad, p_plane = panels * p_panel;
+    ds_stride = keys + kRowPad, ds_plane = rows * ds_stride;
     dq_stride = d_rows + kScorePad;
 
     std::int64_t at = 0;
@@ -74,16 +76,15 @@ struct GradientParts {
     scores = floats(work, kPairRows * kSubStride), dp = floats(work, kPairRows * kSubStride);
     dq = floats(work, kPairRows * dq_stride);
     p = words(work, p_plane), ds = words(work, p_plane), ds_rows = words(work, ds_plane);
-    copy = words(work, at_least(capacity * kPanelColumns, kPairRows * kGradQueryTile));
+    copy = words(work, at_least(keys * kPanelColumns, kPairRows * rows));
     bytes.work = at;
   }
-  explicit GradientParts(const BackwardTile& tile)
-      : GradientParts(tile.dims, tile.key_capacity, tile.key_side, tile.query_side, tile.work) {}
+  explicit GradientParts(const BackwardTile& tile) : GradientParts(tile.dims, tile.key_side, tile.query_side, tile.work) {}
 };
 
 template <typename Type>
-BackwardBytes backward_bytes_pairs(const TileDims& dims, int capacity) {
-  return GradientParts<Type>(dims, capacity, nullptr, nullptr, nullptr).bytes;
+BackwardBytes backward_bytes_pairs(const TileDims& dims) {
+  return GradientParts<Type>(dims, nullptr, nullptr, nullptr).bytes;
 }
 
 template <typename Type>
@@ -256,18 +257,18 @@ template <typename Type>
 void multiply_visible_keys(const BackwardTile& tile, const GradientParts<Type>& parts, int rows, int columns, int depth,
                            const Left& left, const Right& weights, float* sums, int first, int c) {
   constexpr int kPlanes = Type::kPlanes;
-  const std::int64_t copy_plane = kPairRows * kGradQueryTile;
+  const std::int64_t copy_stride = tile.dims.tile.queries, copy_plane = kPairRows * copy_stride;
   for (int e = 0; e < rows; e += kPairRows) {
     const int count = at_most(kPairRows, rows - e);
     for (int n = 0; n < kPlanes; ++n) {
       for (int r = 0; r < count; ++r) {
         for (int i = 0; i < depth; i += 32) {
           const Word* source = left.data + n * left.plane + (e + r) * left.stride + i;
-          _mm512_storeu_si512(parts.copy + n * copy_plane + r * kGradQueryTile + i, finite_or_zero(_mm512_loadu_si512(source)));
+          _mm512_storeu_si512(parts.copy + n * copy_plane + r * copy_stride + i, finite_or_zero(_mm512_loadu_si512(source)));
         }
       }
     }
-    multiply_pairs<LargeProducts<kPlanes>>(count, columns, depth, Left{parts.copy, kGradQueryTile, copy_plane}, weights,
+    multiply_pairs<LargeProducts<kPlanes>>(count, columns, depth, Left{parts.copy, copy_stride, copy_plane}, weights,
                                            sums + e * parts.gradient_stride, parts.gradient_stride, true);
   }
   for (int e = 0; e < rows; ++e) {
@@ -400,9 +401,9 @@ inline void attend_by_type(const ForwardTile& tile) {
   const int dtype = tile.dims.dtype;
   RINGSPAN_BY_TYPE(attend_pairs<Type>(tile));
 }
-inline BackwardBytes backward_bytes_by_type(const TileDims& dims, int capacity) {
+inline BackwardBytes backward_bytes_by_type(const TileDims& dims) {
   const int dtype = dims.dtype;
-  RINGSPAN_BY_TYPE(backward_bytes_pairs<Type>(dims, capacity));
+  RINGSPAN_BY_TYPE(backward_bytes_pairs<Type>(dims));
 }
 inline void begin_keys_by_type(BackwardTile& tile, const RowSource& k, const RowSource& v) {
   const int dtype = tile.dims.dtype;
@@ -424,13 +425,14 @@ inline void end_keys_by_type(const BackwardTile& tile, float* dk, std::int64_t d
 constexpr TileOps make_pair_tile_ops() {
   return {kWidth,
           true,
+          forward_sizes_pairs,
           forward_bytes_by_type,
           pack_keys_by_type,
           pack_values_by_type,
           pack_queries_by_type,
           attend_by_type,
           nullptr,
-          key_capacity_pairs,
+          backward_sizes_pairs,
           backward_bytes_by_type,
           begin_keys_by_type,
           begin_queries_by_type,

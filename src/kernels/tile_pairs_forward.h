@@ -7,33 +7,36 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr std::int64_t kScoreStride = kKeyTile + kScorePad;
-constexpr std::int64_t kProbabilityStride = kKeyTile + kRowPad;
+TileSizes forward_sizes_pairs(const TileDims&) { return {{96, 256}, {kPairRows, 32}, {kPairRows, 64}, {kMaxQueryTile, 1024}}; }
+
+constexpr std::int64_t score_stride(const TileDims& dims) { return dims.tile.keys + kScorePad; }
+constexpr std::int64_t probability_stride(const TileDims& dims) { return dims.tile.keys + kRowPad; }
 
 // Where everything of a forward tile lies.
 template <typename Type>
 struct ForwardParts {
   static constexpr int kPlanes = Type::kPlanes;
-  std::int64_t q_stride, q_plane, k_panel, k_plane, v_panel, v_plane, p_plane, sum_stride;
+  std::int64_t keys, q_stride, q_plane, k_panel, k_plane, v_panel, v_plane, s_stride, p_stride, p_plane, sum_stride;
   explicit ForwardParts(const TileDims& dims)
-      : q_stride(up32(dims.head_dim)),
-        q_plane(kQueryTile * q_stride),
+      : keys(dims.tile.keys),
+        q_stride(up32(dims.head_dim)),
+        q_plane(dims.tile.queries * q_stride),
         k_panel(q_stride * kPanelColumns),
-        k_plane(kKeyTile / kPanelColumns * k_panel),
-        v_panel(kKeyTile * kPanelColumns + kPanelPad),
+        k_plane(keys / kPanelColumns * k_panel),
+        v_panel(keys * kPanelColumns + kPanelPad),
         v_plane(up16(dims.head_dim_v) / kPanelColumns * v_panel),
-        p_plane(kPairRows * kProbabilityStride),
+        s_stride(score_stride(dims)),
+        p_stride(probability_stride(dims)),
+        p_plane(kPairRows * p_stride),
         sum_stride(up16(dims.head_dim_v) + kScorePad) {}
 
   ForwardBytes bytes() const {
     return {to_line(2 * kPlanes * k_plane), to_line(2 * kPlanes * v_plane), to_line(2 * kPlanes * q_plane),
-            to_line(4 * kPairRows * kScoreStride + 2 * kPlanes * p_plane + 4 * kPairRows * sum_stride +
-                    2 * kPlanes * kKeyTile * kPanelColumns)};
+            to_line(4 * kPairRows * s_stride + 2 * kPlanes * p_plane + 4 * kPairRows * sum_stride +
+                    2 * kPlanes * keys * kPanelColumns)};
   }
   static float* scores(const ForwardTile& tile) { return static_cast<float*>(tile.work); }
-  static Word* probabilities(const ForwardTile& tile) {
-    return reinterpret_cast<Word*>(scores(tile) + kPairRows * kScoreStride);
-  }
+  Word* probabilities(const ForwardTile& tile) const { return reinterpret_cast<Word*>(scores(tile) + kPairRows * s_stride); }
   float* sums(const ForwardTile& tile) const { return reinterpret_cast<float*>(probabilities(tile) + kPlanes * p_plane); }
   Word* copy(const ForwardTile& tile) const { return reinterpret_cast<Word*>(sums(tile) + kPairRows * sum_stride); }
 };
@@ -129,13 +132,14 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
   const bool plain = tile.scale > 0.0F && tile.softcap <= 0.0F && tile.slope == nullptr;
   const float scale = plain ? tile.scale : 1.0F;
   const std::int32_t *begin = tile.begin + row, *end = tile.end + row;
+  const std::int64_t s_stride = score_stride(tile.dims), p_stride = probability_stride(tile.dims);
   Reg t[16];
   __mmask16 active = 0;
   for (int r = 0; r < 16; ++r) {
     t[r] = Isa::set1(-kInf);
     if (r >= rows || begin[r] >= end[r]) continue;
     active = static_cast<__mmask16>(active | 1U << r);
-    float* scores = s + r * kScoreStride;
+    float* scores = s + r * s_stride;
     const int first = down32(begin[r]), last = up32(end[r]);
     if (!plain) finish_scores(tile, row + r, scores, first, last);
     if (first < begin[r]) hide(scores, first, begin[r]);
@@ -152,13 +156,13 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
   Isa::store(origins, origin);
   Isa::store(shrink, factor);
   for (int r = 0; r < rows; ++r) {
-    Word* probabilities = p + r * kProbabilityStride;
+    Word* probabilities = p + r * p_stride;
     if (begin[r] >= end[r]) {
       clear_probabilities<Type>(probabilities, plane, range.begin, range.end);
       t[r] = Isa::zero();
       continue;
     }
-    const float* scores = s + r * kScoreStride;
+    const float* scores = s + r * s_stride;
     const int first = down32(begin[r]), last = up32(end[r]);
     if (tile.ahead != nullptr) fetch_lines(tile.ahead, kLinesPerBlock);
     clear_probabilities<Type>(probabilities, plane, range.begin, first);
@@ -200,15 +204,15 @@ void attend_pairs(const ForwardTile& tile) {
     range = {down32(range.begin), up32(range.end)};
     const int columns = range.end - range.begin;
     const Left q{static_cast<const Word*>(tile.q) + first * parts.q_stride, parts.q_stride, parts.q_plane};
-    multiply_pairs<AllProducts<kPlanes>>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, kScoreStride,
+    multiply_pairs<AllProducts<kPlanes>>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, parts.s_stride,
                                          false, tile.ahead);
-    if (repair) repair_products<kPlanes>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, kScoreStride);
+    if (repair) repair_products<kPlanes>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, parts.s_stride);
     float shrink[kPairRows];
     for (int r = 0; r < rows; r += 16) {
-      softmax_rows<Type>(tile, first + r, at_most(16, rows - r), range, scores + r * kScoreStride,
-                         probabilities + r * kProbabilityStride, parts.p_plane, shrink + r);
+      softmax_rows<Type>(tile, first + r, at_most(16, rows - r), range, scores + r * parts.s_stride,
+                         probabilities + r * parts.p_stride, parts.p_plane, shrink + r);
     }
-    const Left p{probabilities + range.begin, kProbabilityStride, parts.p_plane};
+    const Left p{probabilities + range.begin, parts.p_stride, parts.p_plane};
     if (tile.v_finite) {
       multiply_pairs<LargeProducts<kPlanes>>(rows, width, columns, p, v.at(0, range.begin), sums, parts.sum_stride, false,
                                              tile.ahead);
