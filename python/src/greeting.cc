@@ -5,12 +5,6 @@
 #include "comm/rounds.h"
 
 namespace ringspan::python {
-namespace {
-
-constexpr std::uint64_t kGreetingRounds = kUserRounds + (std::uint64_t{1} << 32);
-
-}  // namespace
-
 std::vector<Record> greet(Communicator& communicator, const Record& own, Communicator::Seconds deadline) {
   const int p = communicator.size();
   const int rank = communicator.rank();

@@ -147,6 +147,20 @@ TEST(AgreementTest, FingerprintAndCallNumber) {
   EXPECT_EQ(calls[2], "rank 2/3: ranks disagree on the number of the execution: 8 on rank 0, 7 on rank 1");
 }
 
+TEST(AgreementTest, ErrorsNameWhatWasToBeAgreed) {
+  const auto errors = errors_of<CommError>(2, [](Communicator& comm) {
+    if (comm.rank() == 0) Agreement(comm).agree({}, nullptr, Communicator::Seconds{0.05});
+  });
+  EXPECT_THAT(errors[0], testing::HasSubstr("in round 0 of the agreement on the problem: "));
+}
+
+TEST(RoundNameTest, CountsFromTheStartOfEachRange) {
+  EXPECT_EQ(round_name(14), "round 14");
+  EXPECT_EQ(round_name(kFingerprintRounds + 2), "round 2 of the agreement on the pass");
+  EXPECT_EQ(round_name(kGreetingRounds), "round 0 of the greeting before the call");
+  EXPECT_EQ(round_name(kUserRounds + 7), "user round 7");
+}
+
 TEST(AgreementTest, TheCommunicatorStaysUsableAfterDisagreement) {
   run_thread_ranks(3, [](Communicator& comm) {
     Agreement agreement(comm);

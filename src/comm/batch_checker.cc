@@ -2,6 +2,7 @@
 
 #include <fmt/format.h>
 
+#include "comm/rounds.h"
 #include "ringspan/error.h"
 
 namespace ringspan {
@@ -15,7 +16,7 @@ BatchChecker::BatchChecker(int rank, int size) : rank_(rank), size_(size) {
 void BatchChecker::check(std::uint64_t round, std::span<const Message> batch) {
   ++batches_;
   for (const Message& message : batch) {
-    const auto where = [&] { return fmt::format("{}round {}: ", rank_prefix(rank_, size_), round); };
+    const auto where = [&] { return fmt::format("{}{}: ", rank_prefix(rank_, size_), round_name(round)); };
     if (message.peer < 0 || message.peer >= size_) {
       throw InvalidArgument(fmt::format("{}peer ({}) must be in [0, {})", where(), message.peer, size_));
     }
@@ -35,7 +36,7 @@ void BatchChecker::check(std::uint64_t round, std::span<const Message> batch) {
 }
 
 void BatchChecker::refuse_second(std::uint64_t round, const Message& message) const {
-  throw InvalidArgument(fmt::format("{}round {}: second {} rank {} in one round", rank_prefix(rank_, size_), round,
+  throw InvalidArgument(fmt::format("{}{}: second {} rank {} in one round", rank_prefix(rank_, size_), round_name(round),
                                     message.direction == Message::Direction::send ? "send to" : "receive from", message.peer));
 }
 

@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "comm/rounds.h"
 
 namespace ringspan {
 namespace {
@@ -19,8 +20,8 @@ constexpr std::chrono::milliseconds kTick{20};
 bool sends(const Message& message) { return message.direction == Message::Direction::send; }
 
 std::string describe(const Message& message, std::uint64_t round) {
-  return sends(message) ? fmt::format("waiting to send {} bytes to rank {} in round {}", message.bytes, message.peer, round)
-                        : fmt::format("waiting for {} bytes from rank {} in round {}", message.bytes, message.peer, round);
+  return sends(message) ? fmt::format("waiting to send {} bytes to rank {} in {}", message.bytes, message.peer, round_name(round))
+                        : fmt::format("waiting for {} bytes from rank {} in {}", message.bytes, message.peer, round_name(round));
 }
 
 }  // namespace
@@ -44,6 +45,7 @@ Request Transport::post(std::uint64_t round, std::span<const Message> batch) {
   throw_if_failed();
   checker_.check(round, batch);
   for (const Message& message : batch) check_not_outstanding(round, message);
+  check_batch(round, batch);
   pump();
   const std::uint32_t index = take_slot();
   Slot& slot = slots_[index];
@@ -129,6 +131,19 @@ void Transport::fail_told_by_peer(const std::string& cause) {
   throw PeerFailure(failure_);
 }
 
+void Transport::fail_as(const Transport& other) {
+  const std::string cause = other.cause_;
+  if (other.told_by_peer_) fail_told_by_peer(cause);
+  fail(cause);
+}
+
+void Transport::give_up(Transport& other, const std::string& cause) {
+  if (other.failed_) return;
+  other.become_failed(cause, false);
+  other.tell_peers(cause);
+  other.withdraw();
+}
+
 void Transport::become_failed(std::string_view cause, bool told_by_peer) {
   RINGSPAN_CHECK(!failed_);
   failed_ = true;
@@ -136,6 +151,7 @@ void Transport::become_failed(std::string_view cause, bool told_by_peer) {
   failure_ = prefix();
   if (awaited_ != nullptr) failure_ += describe(awaited_->message, awaited_->round) + ": ";
   failure_ += cause;
+  cause_ = cause;
 }
 
 void Transport::throw_if_failed() const {
@@ -147,13 +163,13 @@ void Transport::throw_if_failed() const {
 std::string Transport::prefix() const { return rank_prefix(rank_, size_); }
 
 std::string Transport::mismatch_at_receiver(const Operation& receive, std::uint64_t round, std::int64_t bytes) {
-  return fmt::format("message from rank {} is of round {} with {} bytes; expected round {} with {} bytes", receive.message.peer,
-                     round, bytes, receive.round, receive.message.bytes);
+  return fmt::format("message from rank {} is of {} with {} bytes; expected {} with {} bytes", receive.message.peer,
+                     round_name(round), bytes, round_name(receive.round), receive.message.bytes);
 }
 
 std::string Transport::mismatch_at_sender(const Operation& send, std::uint64_t round, std::int64_t bytes) {
-  return fmt::format("message to rank {} is of round {} with {} bytes; rank {} expects round {} with {} bytes",
-                     send.message.peer, send.round, send.message.bytes, send.message.peer, round, bytes);
+  return fmt::format("message to rank {} is of {} with {} bytes; rank {} expects {} with {} bytes", send.message.peer,
+                     round_name(send.round), send.message.bytes, send.message.peer, round_name(round), bytes);
 }
 
 void Transport::check_not_outstanding(std::uint64_t round, const Message& message) const {
@@ -236,7 +252,9 @@ Transport::TimePoint Transport::check_peers(const Operation* pending, TimePoint 
       fail(*operation, fmt::format("rank {} has left", peer));
     }
     const double silence = Seconds(now - std::max(begin, last_sign_of_life(peer))).count();
-    if (silence >= deadline) fail(*operation, fmt::format("no sign of life for {:.1f} s (deadline {:g} s)", silence, deadline));
+    if (silence >= deadline) {
+      fail(*operation, fmt::format("{} for {:.1f} s (deadline {:g} s)", this->silence(peer), silence, deadline));
+    }
     rest = std::min(rest, deadline - silence);
   }
   if (rest > 3600.0) return now + std::chrono::hours(1);

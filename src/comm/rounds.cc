@@ -1,0 +1,23 @@
+#include "comm/rounds.h"
+
+#include <fmt/format.h>
+
+namespace ringspan {
+
+std::string round_name(std::uint64_t round) {
+  struct Range {
+    std::uint64_t first, end;
+    const char* name;
+  };
+  static constexpr Range kRanges[] = {
+      {kAgreeRounds, kFingerprintRounds, "of the agreement on the problem"},
+      {kFingerprintRounds, kFingerprintRounds + 64, "of the agreement on the pass"},
+      {kGreetingRounds, kGreetingRounds + 64, "of the greeting before the call"},
+  };
+  for (const Range& range : kRanges) {
+    if (round >= range.first && round < range.end) return fmt::format("round {} {}", round - range.first, range.name);
+  }
+  return round >= kUserRounds ? fmt::format("user round {}", round - kUserRounds) : fmt::format("round {}", round);
+}
+
+}  // namespace ringspan
