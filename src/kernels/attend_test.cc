@@ -322,7 +322,7 @@ TEST_P(AttendTest, DropoutDoesNotDependOnHowTasksAreCut) {
 
 TEST_P(AttendTest, CallsProgressWhileItComputes) {
   const bool slow = kernel().name.ends_with("_reference");
-  World world(slow ? spec(100, 300, 64) : spec(600, 1500, 64));
+  World world(slow ? spec(100, 300, 64) : spec(1200, 3000, 64));
   const AttendParams params = world.params(1);
   ThreadPool pool(1);
   Scratch scratch(kernel().scratch_bytes(params.shape));
