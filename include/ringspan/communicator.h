@@ -13,6 +13,9 @@
 //  - After a CommError the communicator stays failed: every later call throws the same error. abort() tells the peers, and so
 //    does a failure. Wrong arguments throw InvalidArgument, post nothing, and leave the communicator usable.
 //  - One thread drives a communicator; duplicate() gives an independent one over the same ranks (collective call).
+//  - Messages lie in host memory; in memory of a device only where takes_device_memory() says so. What such a message sends is
+//    complete when it is posted, what it receives when it was waited for, as on the host. Besides, the messages of a round lie
+//    all there or all in host memory, a rank posts them in one batch, and all ranks post such rounds in the same order.
 //  - Messages of errors begin "rank R/P:" and name peer, round and time.
 #pragma once
 
@@ -59,6 +62,9 @@ class Communicator {
   virtual void progress() = 0;
   virtual void abort(const std::string& reason) noexcept = 0;
   virtual std::unique_ptr<Communicator> duplicate() = 0;
+
+  // Whether messages may lie in memory of a device as `data` does; false for host memory, which is always taken.
+  virtual bool takes_device_memory(const void* /*data*/) const { return false; }
 
   // Payload moved to and from each peer so far: size() entries.
   virtual std::span<const PeerTraffic> traffic() const = 0;

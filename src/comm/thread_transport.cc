@@ -1,4 +1,5 @@
-// Ranks as threads: a channel per ordered pair holds the side that posted first; the side that posts second copies.
+// Ranks as threads: a channel per ordered pair holds the side that posted first; the side that posts second copies: at once in
+// host memory, on its stream where one of the buffers is memory of a device.
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
@@ -8,12 +9,15 @@
 
 #include <fmt/format.h>
 
+#include "comm/thread_world.h"
 #include "comm/transport.h"
+#include "ringspan/error.h"
 #include "ringspan/transports.h"
 
 namespace ringspan {
 namespace {
 
+constexpr std::chrono::microseconds kPoll{50};  // of copies of devices
 // A long copy shows a sign of life after each piece.
 constexpr std::int64_t kCopyPiece = std::int64_t{4} << 20;
 
@@ -21,8 +25,18 @@ class ThreadWorld;
 
 class ThreadTransport final : public Transport {
  public:
-  ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank);
+  // `make_stream` may be empty: no device.
+  ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank, DeviceStreamFactory make_stream);
   ~ThreadTransport() override;
+  bool takes_device_memory(const void* data) const override { return stream_ != nullptr && stream_->holds(data); }
+
+  // A copy that a device makes, until somebody has seen that it is done.
+  struct DeviceCopy {
+    DeviceStream* stream = nullptr;
+    std::uint64_t event = 0;
+    Operation* send = nullptr;
+    Operation* receive = nullptr;
+  };
 
   // From one rank to another. Only one of the queues is ever non-empty. The mutex is never held during a copy.
   struct Channel {
@@ -30,7 +44,8 @@ class ThreadTransport final : public Transport {
     std::condition_variable idle;
     OperationQueue sends;
     OperationQueue receives;
-    int copying = 0;
+    int copying = 0;  // by this process's threads and by devices
+    std::vector<DeviceCopy> copies;
   };
 
  private:
@@ -44,10 +59,16 @@ class ThreadTransport final : public Transport {
   std::unique_ptr<Communicator> make_duplicate() override;
 
   void copy(Channel& channel, std::unique_lock<std::mutex>& lock, Operation& send, Operation& receive);
+  void begin_device_copy(Channel& channel, Operation& send, Operation& receive);
+  static bool end_device_copies(Channel& channel, bool withdrawn);
+  bool end_device_copies();
   void show_life();
 
   std::shared_ptr<ThreadWorld> world_;
-  std::uint64_t seen_ = 0;  // signals seen by the last pump
+  DeviceStreamFactory make_stream_;
+  std::unique_ptr<DeviceStream> stream_;
+  bool copies_left_ = false;  // as of the last pump
+  std::uint64_t seen_ = 0;    // signals seen by the last pump
   std::uint64_t duplicates_ = 0;
 };
 
@@ -125,8 +146,11 @@ class ThreadWorld {
   std::map<std::uint64_t, Duplicate> duplicates_;
 };
 
-ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank)
-    : Transport(rank, world->size()), world_(std::move(world)) {}
+ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank, DeviceStreamFactory make_stream)
+    : Transport(rank, world->size()),
+      world_(std::move(world)),
+      make_stream_(std::move(make_stream)),
+      stream_(make_stream_ ? make_stream_() : nullptr) {}
 
 ThreadTransport::~ThreadTransport() {
   withdraw();
@@ -157,7 +181,14 @@ void ThreadTransport::start(Operation& operation) {
     fail(sending ? at_sender : at_receiver);
   }
   others.pop();
-  copy(channel, lock, sending ? operation : other, sending ? other : operation);
+  Operation& send = sending ? operation : other;
+  Operation& receive = sending ? other : operation;
+  if (stream_ != nullptr && (stream_->holds(send.message.data) || stream_->holds(receive.message.data))) {
+    begin_device_copy(channel, send, receive);
+    lock.unlock();
+  } else {
+    copy(channel, lock, send, receive);
+  }
   world_->signal(peer);
 }
 
@@ -181,6 +212,63 @@ void ThreadTransport::copy(Channel& channel, std::unique_lock<std::mutex>& lock,
   receive.complete.store(true, std::memory_order_release);
 }
 
+// Enters and leaves with the channel locked; `copying` keeps both buffers from being withdrawn until the copy was seen to end.
+void ThreadTransport::begin_device_copy(Channel& channel, Operation& send, Operation& receive) {
+  channel.copies.push_back({stream_.get(), 0, &send, &receive});
+  ++channel.copying;
+  try {
+    stream_->copy(receive.message.data, send.message.data, send.message.bytes);
+    channel.copies.back().event = stream_->record();
+  } catch (...) {
+    channel.copies.pop_back();
+    --channel.copying;
+    throw;
+  }
+}
+
+// Completes what the devices have done, whoever had begun it: neither side depends on the other to look. True: copies are left.
+// A device that failed copies nothing more; `withdrawn`: then its copies end without being complete.
+bool ThreadTransport::end_device_copies(Channel& channel, bool withdrawn) {
+  std::size_t kept = 0;
+  for (std::size_t index = 0; index < channel.copies.size(); ++index) {
+    DeviceCopy& copy = channel.copies[index];
+    bool complete = false;
+    bool ended = false;
+    try {
+      complete = copy.stream->is_complete(copy.event);
+    } catch (const DeviceError&) {
+      if (!withdrawn) throw;
+      ended = true;
+    }
+    if (!complete && !ended) {
+      channel.copies[kept++] = copy;
+      continue;
+    }
+    --channel.copying;
+    if (!complete) continue;
+    copy.send->moved = copy.receive->moved = copy.send->message.bytes;
+    // The owners may free the operations from here on.
+    Operation* const receive = copy.receive;
+    copy.send->complete.store(true, std::memory_order_release);
+    receive->complete.store(true, std::memory_order_release);
+  }
+  if (kept != channel.copies.size()) channel.idle.notify_all();
+  channel.copies.resize(kept);
+  return kept > 0;
+}
+
+bool ThreadTransport::end_device_copies() {
+  bool left = false;
+  for (int peer = 0; peer < size(); ++peer) {
+    if (peer == rank()) continue;
+    for (Channel* channel : {&world_->channel(rank(), peer), &world_->channel(peer, rank())}) {
+      const std::lock_guard lock(channel->mutex);
+      left = end_device_copies(*channel, false) || left;
+    }
+  }
+  return left;
+}
+
 void ThreadTransport::show_life() {
   const auto now = std::chrono::duration_cast<std::chrono::nanoseconds>(Clock::now().time_since_epoch());
   world_->endpoint(rank()).life.store(now.count(), std::memory_order_relaxed);
@@ -188,6 +276,7 @@ void ThreadTransport::show_life() {
 
 void ThreadTransport::pump() {
   show_life();
+  copies_left_ = stream_ != nullptr && end_device_copies();
   ThreadWorld::Endpoint& self = world_->endpoint(rank());
   std::unique_lock lock(self.mutex);
   seen_ = self.signals;
@@ -201,6 +290,7 @@ void ThreadTransport::pump() {
 
 void ThreadTransport::block(TimePoint until) {
   ThreadWorld::Endpoint& self = world_->endpoint(rank());
+  if (copies_left_) until = std::min(until, Clock::now() + kPoll);
   std::unique_lock lock(self.mutex);
   self.changed.wait_until(lock, until, [&] { return self.signals != seen_; });
 }
@@ -224,24 +314,37 @@ void ThreadTransport::withdraw() {
       Channel& channel = sending ? world_->channel(rank(), peer) : world_->channel(peer, rank());
       std::unique_lock lock(channel.mutex);
       (sending ? channel.sends : channel.receives).clear();
-      channel.idle.wait(lock, [&] { return channel.copying == 0; });
+      while (channel.copying > 0) {
+        if (end_device_copies(channel, true)) {
+          channel.idle.wait_for(lock, kPoll);
+        } else {
+          channel.idle.wait(lock, [&] { return channel.copying == 0 || !channel.copies.empty(); });
+        }
+      }
     }
   }
 }
 
 std::unique_ptr<Communicator> ThreadTransport::make_duplicate() {
-  return std::make_unique<ThreadTransport>(world_->duplicate(duplicates_++), rank());
+  return std::make_unique<ThreadTransport>(world_->duplicate(duplicates_++), rank(), make_stream_);
 }
 
 }  // namespace
 
+std::vector<std::unique_ptr<Communicator>> make_thread_world_of(std::span<const DeviceStreamFactory> streams) {
+  if (streams.empty()) throw InvalidArgument("ranks (0) must be at least 1");
+  const auto world = std::make_shared<ThreadWorld>(static_cast<int>(streams.size()));
+  std::vector<std::unique_ptr<Communicator>> result;
+  result.reserve(streams.size());
+  for (const DeviceStreamFactory& stream : streams) {
+    result.push_back(std::make_unique<ThreadTransport>(world, static_cast<int>(result.size()), stream));
+  }
+  return result;
+}
+
 std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks) {
   if (ranks < 1) throw InvalidArgument(fmt::format("ranks ({}) must be at least 1", ranks));
-  const auto world = std::make_shared<ThreadWorld>(ranks);
-  std::vector<std::unique_ptr<Communicator>> result;
-  result.reserve(static_cast<std::size_t>(ranks));
-  for (int rank = 0; rank < ranks; ++rank) result.push_back(std::make_unique<ThreadTransport>(world, rank));
-  return result;
+  return make_thread_world_of(std::vector<DeviceStreamFactory>(static_cast<std::size_t>(ranks)));
 }
 
 }  // namespace ringspan

@@ -79,6 +79,8 @@ class Transport : public Communicator {
 
   Transport(int rank, int size);
 
+  // Refuses (InvalidArgument) a batch that this transport cannot take, before anything of it is posted.
+  virtual void check_batch(std::uint64_t /*round*/, std::span<const Message> /*batch*/) {}
   // Takes a checked operation over; may complete it at once. Never waits for a peer.
   virtual void start(Operation& operation) = 0;
   // Moves what can be moved, shows a sign of life, and fails if a peer has told us to.
@@ -86,6 +88,8 @@ class Transport : public Communicator {
   // Sleeps until something may have changed since the last pump(), at most until `until`.
   virtual void block(TimePoint until) = 0;
   virtual TimePoint last_sign_of_life(int peer) const = 0;
+  // What the peer did not do for longer than the deadline: "no sign of life".
+  virtual std::string silence(int /*peer*/) const { return "no sign of life"; }
   // True when the peer has left for good and nothing that is not complete by now ever will be.
   virtual bool has_left(int peer) const = 0;
   // Tells the peers that they must fail too; `cause` says which rank it began in: "rank 3 failed: ...", "rank 3 aborted: ...".
@@ -104,6 +108,15 @@ class Transport : public Communicator {
 
   bool failed() const { return failed_; }
   std::string prefix() const;  // "rank 3/8: "
+
+  // For a transport that sends a part of its messages over another one of the same ranks.
+  static TimePoint last_sign_of_life(const Transport& other, int peer) { return other.last_sign_of_life(peer); }
+  static bool has_left(const Transport& other, int peer) { return other.has_left(peer); }
+  static void block(Transport& other, TimePoint until) { other.block(until); }
+  // Fails with the other's failure.
+  [[noreturn]] void fail_as(const Transport& other);
+  // Makes the other one failed, unless it is, and tells its peers, which are ours; throws nothing of it.
+  static void give_up(Transport& other, const std::string& cause);
 
   // The two faces of a message whose ends differ.
   static std::string mismatch_at_receiver(const Operation& receive, std::uint64_t round, std::int64_t bytes);
@@ -140,6 +153,7 @@ class Transport : public Communicator {
   bool failed_ = false;
   bool told_by_peer_ = false;
   std::string failure_;
+  std::string cause_;  // of the failure, without who waited for what
 };
 
 }  // namespace ringspan
