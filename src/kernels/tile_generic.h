@@ -5,7 +5,8 @@
 // Isa: Reg (a GCC vector of kWidth floats), kWidth, kVectors (registers per row of a register tile), and
 //   zero, set1, load, store, load_partial, store_partial (first n elements; others read as 0), load_bf16, load_f16,
 //   fma(a, b, c) = a b + c, max(a, b) (b where either is NaN), round (to nearest), ldexp(x, n) = x 2^n for an integral
-//   n in [-152, 128], reduce_add, reduce_max, transpose (kWidth registers).
+//   n in [-152, 128], reduce_add, reduce_max, transpose (kWidth registers); optional, where ldexp takes any n:
+//   fraction(x) = x - round(x), 0 where x is infinite.
 #include "kernels/tile_math.h"
 
 namespace ringspan::kernels {
@@ -254,15 +255,10 @@ bool pack_queries(const TileDims& dims, void* out, const RowSource& q, float sca
   return true;
 }
 
-// Scores of one row become probabilities relative to the new maximum; zero in the rest of `range`. Returns e^(m - m').
-inline float softmax_row(const ForwardTile& tile, int row, Range range) {
+// The options of a row, and -inf at the masked pairs of its first and last vector.
+inline void finish_scores(const ForwardTile& tile, int row) {
   float* s = static_cast<float*>(tile.work) + row * score_stride(tile.dims);
-  const int begin = tile.begin[row], end = tile.end[row];
-  if (begin >= end) {
-    fill(s, range.begin, range.end, 0.0F);
-    return 1.0F;
-  }
-  const int first = down(begin), last = up(end);
+  const int begin = tile.begin[row], end = tile.end[row], first = down(begin), last = up(end);
   if (tile.softcap > 0.0F) {
     const Reg cap = Isa::set1(tile.softcap), inverse = Isa::set1(1.0F / tile.softcap);
     for (int c = first; c < last; c += kWidth) Isa::store(s + c, cap * tanh_of(Isa::load(s + c) * inverse));
@@ -270,43 +266,75 @@ inline float softmax_row(const ForwardTile& tile, int row, Range range) {
   if (tile.slope != nullptr) subtract_alibi(s, begin, end, *tile.slope, tile.distance[row], tile.distance_step);
   fill(s, first, begin, -kInf);
   fill(s, end, last, -kInf);
+}
 
-  Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
+// The largest score of a row, lane by lane.
+RINGSPAN_INLINE Reg row_maximum(const float* s, int first, int last) {
+  Reg top[4] = {Isa::set1(-kInf), Isa::set1(-kInf), Isa::set1(-kInf), Isa::set1(-kInf)};
   int c = first;
-  for (; c + 2 * kWidth <= last; c += 2 * kWidth) {
-    top[0] = Isa::max(Isa::load(s + c), top[0]);
-    top[1] = Isa::max(Isa::load(s + c + kWidth), top[1]);
+  for (; c + 4 * kWidth <= last; c += 4 * kWidth) {
+    RINGSPAN_UNROLL for (int i = 0; i < 4; ++i) top[i] = Isa::max(Isa::load(s + c + i * kWidth), top[i]);
   }
-  if (c < last) top[0] = Isa::max(Isa::load(s + c), top[0]);
-  const float old_m = tile.m[row];
-  const float tile_m = Isa::reduce_max(Isa::max(top[0], top[1]));
-  const float new_m = tile_m > old_m ? tile_m : old_m;
-  const float origin = new_m == -kInf ? 0.0F : new_m;  // no inf - inf while the row has only scores of -inf
+  for (; c < last; c += kWidth) top[0] = Isa::max(Isa::load(s + c), top[0]);
+  return Isa::max(Isa::max(top[0], top[1]), Isa::max(top[2], top[3]));
+}
 
-  const Reg shift = Isa::set1(origin);
+// Scores of a row become probabilities, zero in the rest of `range`. Returns their sum, vector by vector.
+inline Reg row_exponentials(const ForwardTile& tile, int row, Range range, float origin) {
+  float* s = static_cast<float*>(tile.work) + row * score_stride(tile.dims);
+  const int begin = tile.begin[row], end = tile.end[row];
   Reg sum = Isa::zero();
-  for (c = first; c < last; c += kWidth) {
+  if (begin >= end) {
+    fill(s, range.begin, range.end, 0.0F);
+    return sum;
+  }
+  const int first = down(begin), last = up(end);
+  const Reg shift = Isa::set1(origin);
+  for (int c = first; c < last; c += kWidth) {
+    fetch_near(s + c + kWidth * score_stride(tile.dims));  // the row of the next group
     const Reg p = exp_of(Isa::load(s + c) - shift);
     sum += p;
     Isa::store(s + c, p);
   }
   if (tile.factors != nullptr) {
     const float* factors = tile.factors + row * tile.factor_stride;
-    for (c = begin; c < end; ++c) s[c] *= factors[c];
+    for (int c = begin; c < end; ++c) s[c] *= factors[c];
   }
   fill(s, range.begin, first, 0.0F);
   fill(s, last, range.end, 0.0F);
-  float shrink = 1.0F;
-  if (old_m == -kInf && new_m != -kInf) {
-    shrink = 0.0F;
-  } else if (old_m != new_m) {
-    float lanes[kWidth];
-    Isa::store(lanes, exp_of(Isa::set1(old_m - new_m)));
-    shrink = lanes[0];
+  return sum;
+}
+
+// Scores of at most kWidth rows become probabilities relative to their new maxima; shrink: e^(m - m'). Rows side by side, so
+// that one waits for its maximum and its sum while the others go on. ranges[i]: of the i-th block of rows of the tile.
+inline void softmax_rows(const ForwardTile& tile, int row, int count, const Range* ranges, float* shrink) {
+  Reg lanes[kWidth];
+  const bool options = tile.softcap > 0.0F || tile.slope != nullptr;
+  for (int r = 0; r < kWidth; ++r) {
+    lanes[r] = Isa::set1(-kInf);
+    if (r >= count || tile.begin[row + r] >= tile.end[row + r]) continue;
+    const int begin = tile.begin[row + r], end = tile.end[row + r], first = down(begin), last = up(end);
+    if (options || first != begin || last != end) finish_scores(tile, row + r);
+    lanes[r] = row_maximum(static_cast<const float*>(tile.work) + (row + r) * score_stride(tile.dims), first, last);
   }
-  tile.m[row] = new_m;
-  tile.l[row] = tile.l[row] * shrink + Isa::reduce_add(sum);
-  return shrink;
+  Isa::transpose(lanes);
+  RINGSPAN_UNROLL for (int width = kWidth / 2; width > 0; width /= 2) {
+    RINGSPAN_UNROLL for (int r = 0; r < width; ++r) lanes[r] = Isa::max(lanes[r], lanes[r + width]);
+  }
+  const Reg tile_m = lanes[0], old_m = Isa::load_partial(tile.m + row, count);
+  const Reg new_m = tile_m > old_m ? tile_m : old_m;
+  float origins[kWidth];
+  Isa::store(origins, new_m == Isa::set1(-kInf) ? Isa::zero() : new_m);  // no inf - inf while a row has only scores of -inf
+  for (int r = 0; r < kWidth; ++r)
+    lanes[r] = r < count ? row_exponentials(tile, row + r, ranges[(row + r) / kRowBlock], origins[r]) : Isa::zero();
+  Isa::transpose(lanes);
+  RINGSPAN_UNROLL for (int width = kWidth / 2; width > 0; width /= 2) {
+    RINGSPAN_UNROLL for (int r = 0; r < width; ++r) lanes[r] += lanes[r + width];
+  }
+  const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
+  Isa::store_partial(shrink + row, factor, count);
+  Isa::store_partial(tile.m + row, new_m, count);
+  Isa::store_partial(tile.l + row, Isa::fma(Isa::load_partial(tile.l + row, count), factor, lanes[0]), count);
 }
 
 // acc = acc shrink + p v for rows [row, row + rows) over keys of `range`.
@@ -329,10 +357,7 @@ void attend_tile(const ForwardTile& tile) {
       tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims), static_cast<const float*>(tile.k),
       tile.dims.head_dim, static_cast<float*>(tile.work), score_stride(tile.dims),
       [&](int row) { return ranges[row / kRowBlock]; }, tile.ahead);
-  for (int row = 0; row < tile.rows; ++row) {
-    const Range range = ranges[row / kRowBlock];
-    if (!range.empty()) shrink[row] = softmax_row(tile, row, range);
-  }
+  for (int row = 0; row < tile.rows; row += kWidth) softmax_rows(tile, row, at_most(kWidth, tile.rows - row), ranges, shrink);
   for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
     const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
     const float* panel = static_cast<const float*>(tile.v) + static_cast<std::int64_t>(column) * tile.keys;

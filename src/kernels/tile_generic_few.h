@@ -107,7 +107,8 @@ inline void dot_scores(const ForwardTile& tile, const FewRows& keys) {
 inline void attend_dots(const ForwardTile& tile, const FewRows& keys, const FewRows& values) {
   dot_scores(tile, keys);
   float shrink[kDotRows];
-  for (int row = 0; row < tile.rows; ++row) shrink[row] = softmax_row(tile, row, {0, tile.keys});
+  const Range all{0, tile.keys};
+  for (int row = 0; row < tile.rows; row += kWidth) softmax_rows(tile, row, at_most(kWidth, tile.rows - row), &all, shrink);
   for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
     const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
     multiply(tile.rows, width / kWidth, Left{static_cast<const float*>(tile.work), score_stride(tile.dims), 1},

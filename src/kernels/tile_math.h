@@ -21,13 +21,27 @@ constexpr int up(int x) { return (x + kWidth - 1) / kWidth * kWidth; }
 
 // ---- elementary functions ----------------------------------------------------------------------------------------------
 
+// The integer nearest to x log2(e), as far as it matters to ldexp, and the rest, of at most 1/2; 0 beside an infinite integer.
+template <typename Set>
+RINGSPAN_INLINE Reg split_exponent(Reg x, Reg& rest) {
+  const Reg log2e = Set::set1(1.44269504F);
+  if constexpr (requires { Set::fraction(x); }) {
+    const Reg t = x * log2e;
+    rest = Set::fraction(t);
+    return t - rest;
+  } else {
+    x = Set::max(Set::set1(-105.0F), x);
+    const Reg n = Set::round(x * log2e);
+    rest = Set::fma(x, log2e, -n);
+    return n;
+  }
+}
+
 // e^x for x <= 88; relative error 1e-7; exactly 1 at 0, exactly 0 below -105 (and at -inf), NaN at NaN.
 RINGSPAN_INLINE Reg exp_of(Reg x) {
-  x = Isa::max(Isa::set1(-105.0F), x);
-  const Reg log2e = Isa::set1(1.44269504F);
-  const Reg n = Isa::round(x * log2e);
-  const Reg f = Isa::fma(x, log2e, -n);  // 2^f, |f| <= 1/2: minimax of degree 5
-  Reg p = Isa::set1(1.327646719e-3F);
+  Reg f;
+  const Reg n = split_exponent<Isa>(x, f);
+  Reg p = Isa::set1(1.327646719e-3F);  // 2^f, |f| <= 1/2: minimax of degree 5
   p = Isa::fma(p, f, Isa::set1(9.675541682e-3F));
   p = Isa::fma(p, f, Isa::set1(5.550713292e-2F));
   p = Isa::fma(p, f, Isa::set1(2.402211972e-1F));
@@ -103,6 +117,7 @@ inline Lines next_lines(Ahead* ahead, std::int64_t count) {
 }
 
 RINGSPAN_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
+RINGSPAN_INLINE void fetch_near(const void* line) { __builtin_prefetch(line, 1, 3); }  // into the first cache, to be written
 
 inline void fetch_lines(Ahead* ahead, int count) {
   const Lines lines = next_lines(ahead, count);
