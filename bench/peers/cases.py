@@ -2,7 +2,7 @@
 
 import dataclasses
 
-LONGNET = ((1024, 1), (2048, 2), (4096, 4))  # (segment, rate)
+LONGNET = ((2048, 1), (4096, 2), (8192, 4))  # (segment, rate)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,11 +57,12 @@ def _timed():
             if ranks == 2:
                 yield Case(f"{ranks}-{mask}-4096-bfloat16", mask, 4096, ranks, threads, dtype="bfloat16")
         for mask in ("dilated", "dilated causal") if ranks < 4 else ("dilated",):
-            name = f"{ranks}-{mask.replace(' ', '-')}-4096"
-            yield Case(name, mask, 4096, ranks, threads, heads=12, kv_heads=12, branches=LONGNET)
+            name = f"{ranks}-{mask.replace(' ', '-')}-8192"
+            yield Case(name, mask, 8192, ranks, threads, heads=12, kv_heads=12, branches=LONGNET)
 
 
 TIMED = {case.name: case for case in _timed()}
+TIMED["1-dilated-65536"] = dataclasses.replace(TIMED["1-dilated-8192"], name="1-dilated-65536", tokens=65536)
 
 
 def _probe(name, **fields):

@@ -13,7 +13,7 @@ from cases import TIMED, wrong  # noqa: E402
 from peers import PEERS  # noqa: E402
 
 OURS, THEIRS, LIGHT, WRONG = "#1b6ca8", "#6b7280", 0.45, "#c2410c"
-TIMES = ["1-full-4096", "1-causal-4096", "1-dilated-4096", "2-full-4096", "2-causal-4096", "2-dilated-4096"]
+TIMES = ["1-full-4096", "1-causal-4096", "1-dilated-8192", "2-full-4096", "2-causal-4096", "2-dilated-8192"]
 
 
 def title(name):

@@ -1,4 +1,5 @@
-"""Attention in float64, dense, row block by row block, written from the definitions: o, dq, dk, dv of a Case.
+"""Attention in float64, row block by row block, written from the definitions: o, dq, dk, dv of a Case. Dense, but that dilated
+queries look for their keys only where all segments end together.
 
     python oracle.py CASE.json DIALECT OUT.pt
 
@@ -58,11 +59,13 @@ def attention(case, dialect):
     o, dq, dk, dv = torch.zeros_like(d_out), torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
     scale, group = case.head_dim**-0.5, case.heads // case.kv_heads
     share = 1.0 / len(case.branches) if case.dilated and dialect == "head_groups" else 1.0
-    j = torch.arange(case.tokens)[None, :]
+    span = math.lcm(*(segment for segment, _ in case.branches)) if case.branches else case.tokens
     for h in range(case.heads):
-        kh, vh = k[:, h // group], v[:, h // group]
         for first in range(0, case.tokens, BLOCK):
             rows = slice(first, min(first + BLOCK, case.tokens))
+            keys = slice(first // span * span, min(-(-rows.stop // span) * span, case.tokens))
+            kh, vh = k[keys, h // group], v[keys, h // group]
+            j = torch.arange(keys.start, keys.stop)[None, :]
             n = counts(case, dialect, h, torch.arange(rows.start, rows.stop)[:, None], j)
             s = (q[rows, h] @ kh.T) * scale
             top = s.masked_fill(n == 0, -torch.inf).amax(1, keepdim=True).clamp_min(-1e300)
@@ -70,10 +73,10 @@ def attention(case, dialect):
             p /= p.sum(1, keepdim=True).clamp_min(1e-300)
             do = d_out[rows, h] * share
             o[rows, h] = p @ vh * share
-            dv[:, h // group] += p.T @ do
+            dv[keys, h // group] += p.T @ do
             ds = p * (do @ vh.T - (d_out[rows, h] * o[rows, h]).sum(1, keepdim=True)) * scale
             dq[rows, h] = ds @ kh
-            dk[:, h // group] += ds.T @ q[rows, h]
+            dk[keys, h // group] += ds.T @ q[rows, h]
     return {"o": o[None], "dq": dq[None], "dk": dk[None], "dv": dv[None]}
 
 
