@@ -1,8 +1,11 @@
 """What structure costs: the rate of masks, short queries, threads and ranks, relative to the dense rate, to reading memory or to
 PyTorch."""
 
+import ctypes
+import json
 import math
 import random
+import struct
 import sys
 import threading
 import time
@@ -36,8 +39,8 @@ def rows_of(tokens, heads, head_dim, dtype):
 class Case:
     """A problem of `heads` heads and the work of it: pairs of all heads."""
 
-    def __init__(self, library, dtype, head_dim, pattern, tokens, pairs, heads=2, threads=1, documents=None, backward=False):
-        q, k, v = (rows_of(tokens, heads, head_dim, dtype) for _ in range(3))
+    def __init__(self, library, dtype, head_dim, pattern, tokens, pairs, heads=2, threads=1, documents=None, backward=False, tensors=None):
+        q, k, v = tensors or (rows_of(tokens, heads, head_dim, dtype) for _ in range(3))
         self.attention = Attention(library, q, k, v, pattern, threads, backward, documents=documents)
         self.pairs = pairs * heads
         self.call = self.attention.forward
@@ -55,20 +58,36 @@ def documents(count):
     return ends, sum((b - a) ** 2 for a, b in zip(ends, ends[1:]))
 
 
+def load_packed(path):
+    """(q, k, v, ends of documents) of a safetensors file with q, k, v (1, tokens, heads, head_dim) and cu_seqlens."""
+    kinds = {"BF16": torch.bfloat16, "F16": torch.float16, "F32": torch.float32, "I32": torch.int32}
+    data = bytearray(path.read_bytes())
+    (length,) = struct.unpack_from("<Q", data)
+    header = json.loads(data[8 : 8 + length])
+
+    def read(name):
+        field = header[name]
+        begin, end = (8 + length + offset for offset in field["data_offsets"])
+        return torch.frombuffer(data[begin:end], dtype=kinds[field["dtype"]]).reshape(field["shape"])
+
+    return (*map(read, "qkv"), read("cu_seqlens").tolist())
+
+
 class Rows:
     """Prints rows as they come, and keeps them."""
 
     def __init__(self, dtype, head_dim):
         self.dtype, self.head_dim, self.rows = dtype, head_dim, []
 
-    def add(self, name, ratio, floor, **more):
+    def add(self, name, ratio, floor=None, **more):
+        """`floor`: what is asked for, None where a figure is only reported."""
         self.rows.append({"name": name, "dtype": self.dtype, "head_dim": self.head_dim, "ratio": ratio, "floor": floor, **more})
         extra = "".join(f"  {key} {value:.2f}" for key, value in more.items() if key == "of_bound")
-        print(f"{name:56}{self.dtype:10}{ratio:7.2f}  floor {floor:.2f}{'' if ratio >= floor else '  below'}{extra}", file=sys.stderr,
-              flush=True)
+        asked = "" if floor is None else f"  floor {floor:.2f}{'' if ratio >= floor else '  below'}"
+        print(f"{name:56}{self.dtype:10}{ratio:7.2f}{asked}{extra}", file=sys.stderr, flush=True)
 
 
-def run_masks(library, dtype, head_dim, clock, repeats, quick, rows):
+def run_masks(library, dtype, head_dim, clock, repeats, quick, packed, rows):
     """The rate of pairs relative to dense, both taking turns."""
     make = lambda *case, **more: Case(library, dtype, head_dim, *case, **more)
     beside = lambda case, dense: (lambda t: (case.pairs / t[0]) / (dense.pairs / t[1]))(median_seconds([case.call, dense.call], clock, repeats))
@@ -84,7 +103,23 @@ def run_masks(library, dtype, head_dim, clock, repeats, quick, rows):
     ends, pairs = documents(count)
     case = make("documents", ends[-1], pairs, heads=1, documents=ends)
     rows.add(f"{count:,} documents of 16 to 4,096 / dense", beside(case, make("full", 4096, 4096**2, heads=1)), 0.8)
+    if packed:
+        *tensors, ends = load_packed(packed)
+        tensors = [x.to(dtype) for x in tensors]
+        n, heads, width = tensors[0].shape[1:]
+        lengths = [b - a for a, b in zip(ends, ends[1:])]
+        case = make("documents", n, sum(length**2 for length in lengths), heads=heads, documents=ends, tensors=tensors)
+        name = f"{packed.stem}, {len(lengths):,} documents of {min(lengths)} to {max(lengths)}, d = {width} / dense"
+        rows.add(name, beside(case, Case(library, dtype, width, "full", 4096, 4096**2)))
     return dense
+
+
+def run_striped(library, dtype, head_dim, repeats, dense, rows):
+    """Of the processor time of both ranks: what is shared between them does not matter, waiting neither."""
+    n, heads = 8192, 2
+    ranks = ThreadRanks(library, "causal", n, heads, head_dim, 2, dtype, "striped")
+    ours, theirs = median_seconds([ranks.forward, dense.call], "cpu", repeats)
+    rows.add("striped over 2 ranks, causal, n 8,192 / dense", (heads * n * (n + 1) / 2 / ours) / (dense.pairs / theirs), 0.9)
 
 
 def run_short_queries(library, dtype, head_dim, clock, repeats, dense, rows):
@@ -114,24 +149,22 @@ def run_threads(library, dtype, head_dim, repeats, rows):
             rows.add(f"2 threads, {name}, {heads} heads, n 4,096", one / two, 1.9)
 
 
-def run_structures(library, dtype, head_dim, clock, repeats, quick):
-    """Rows of points 3 to 5, with their floors."""
+def run_structures(library, dtype, head_dim, clock, repeats, quick, packed):
+    """Masks, shards, short queries and threads, with what is asked of each."""
     rows = Rows(dtype, head_dim)
     kind = getattr(torch, dtype)
-    dense = run_masks(library, kind, head_dim, clock, repeats, quick, rows)
+    dense = run_masks(library, kind, head_dim, clock, repeats, quick, packed, rows)
+    run_striped(library, kind, head_dim, repeats, dense, rows)
     run_short_queries(library, kind, head_dim, clock, repeats, dense, rows)
     run_threads(library, kind, head_dim, repeats, rows)
     return rows.rows
 
 
 class ThreadRanks:
-    """Ranks with one thread each, over q, k, v cut into chunks (zigzag for causal), of one process."""
+    """Ranks with one thread each, of one process; q, k and v are dealt in equal numbers of rows."""
 
-    def __init__(self, library, pattern, tokens, heads, head_dim, ranks, dtype=torch.float32):
-        import ctypes
-
+    def __init__(self, library, pattern, tokens, heads, head_dim, ranks, dtype, sharding):
         comms = create_threads(ctypes.CDLL(library), ranks)
-        sharding = "zigzag" if pattern == "causal" else "contiguous"
         self.ranks = [None] * ranks
         self.x = [rows_of(tokens, heads, head_dim, dtype) for _ in range(3)]
         self.pieces = [self.positions(tokens, ranks, rank, sharding) for rank in range(ranks)]
@@ -146,6 +179,8 @@ class ThreadRanks:
     def positions(tokens, ranks, rank, sharding):
         if sharding == "contiguous":
             return torch.arange(tokens).chunk(ranks)[rank]
+        if sharding == "striped":
+            return torch.arange(rank, tokens, ranks)
         pieces = torch.arange(tokens).chunk(2 * ranks)
         return torch.cat([pieces[rank], pieces[2 * ranks - 1 - rank]])
 
@@ -172,7 +207,7 @@ def run_ranks(library, repeats):
     rows = Rows("float32", 64)
     torch.set_num_threads(2)
     for pattern in ("full", "causal"):
-        ranks = ThreadRanks(library, pattern, 8192, 4, 64, 2)
+        ranks = ThreadRanks(library, pattern, 8192, 4, 64, 2, torch.float32, "zigzag" if pattern == "causal" else "contiguous")
         inputs = [x.transpose(1, 2) for x in ranks.x]
         sdpa = lambda: torch.nn.functional.scaled_dot_product_attention(*inputs, is_causal=pattern == "causal")
         ranks.forward()
