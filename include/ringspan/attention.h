@@ -115,6 +115,8 @@ class Attention {
   // layers of a model do.
   std::span<const std::byte> saved() const;
   void restore_saved(std::span<const std::byte> saved);
+  // saved() copied to as many bytes of memory of the device. There, both copies are enqueued like passes.
+  void copy_saved(std::span<std::byte> target);
   const PassStats& stats(Pass pass) const;
   // Time line of the latest passes as Chrome trace JSON (ExecuteOptions::trace).
   std::string trace_json() const;

@@ -27,5 +27,6 @@ void bind_problem(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_transport(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
+void bind_devices(nanobind::module_& module);
 
 }  // namespace ringspan::python

@@ -48,4 +48,5 @@ NB_MODULE(_core, module) {
   bind_plan(module);
   bind_transport(module);
   bind_session(module);
+  bind_devices(module);
 }

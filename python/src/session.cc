@@ -4,7 +4,6 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
-#include <cstring>
 #include <memory>
 #include <optional>
 #include <span>
@@ -52,27 +51,39 @@ BackwardTensors backward_tensors(const std::vector<TensorTuple>& t, Address alib
           .dsinks = reinterpret_cast<float*>(dsinks)};
 }
 
+constexpr double kDeadline = 30.0;  // of simulated ranks, which are threads
+
 std::span<std::byte> bytes_at(Address address, std::int64_t bytes) {
   return {reinterpret_cast<std::byte*>(address), static_cast<std::size_t>(bytes)};
 }
 
-// One rank: alone, or of a process group. Keeps its communicator alive (nb::keep_alive).
+// Where a session runs: a device by name and its stream as a handle, 0: one of its own.
+ExecuteOptions options(double deadline, const std::string& device, Address stream) {
+  ExecuteOptions result;
+  result.deadline = Communicator::Seconds(deadline);
+  result.device = device;
+  result.stream = reinterpret_cast<void*>(stream);
+  return result;
+}
+
+// One rank: alone, or of a process group. Keeps its communicator alive (nb::keep_alive); a given arena must outlive it.
 class Session {
  public:
-  Session(const Plan& plan, Communicator* communicator, double deadline)
+  Session(const Plan& plan, Communicator* communicator, double deadline, const std::string& device, Address stream,
+          Address arena, std::int64_t arena_bytes)
       : alone_(communicator == nullptr ? make_thread_world(1) : std::vector<std::unique_ptr<Communicator>>{}),
-        attention_(plan, communicator == nullptr ? *alone_.front() : *communicator, options(deadline)) {}
+        attention_(plan, communicator == nullptr ? *alone_.front() : *communicator, options(deadline, device, stream),
+                   bytes_at(arena, arena_bytes)) {}
 
   // Collective: agrees on problem and options first, then plans.
-  Session(const Problem& problem, const PlanOptions& plan_options, Communicator& communicator, double deadline)
-      : attention_(problem, plan_options, communicator, options(deadline)) {}
+  Session(const Problem& problem, const PlanOptions& plan_options, Communicator& communicator, double deadline,
+          const std::string& device, Address stream)
+      : attention_(problem, plan_options, communicator, options(deadline, device, stream)) {}
 
   void forward(const TensorTuple& q, const TensorTuple& k, const TensorTuple& v, const TensorTuple& o, const TensorTuple& lse,
                Address alibi, std::int64_t alibi_stride, Address sinks, Address saved, std::int64_t saved_bytes) {
     attention_.forward(forward_tensors(q, k, v, o, lse, alibi, alibi_stride, sinks));
-    const std::span<const std::byte> kept = attention_.saved();
-    RINGSPAN_CHECK(static_cast<std::int64_t>(kept.size()) == saved_bytes);
-    if (!kept.empty()) std::memcpy(reinterpret_cast<void*>(saved), kept.data(), kept.size());
+    attention_.copy_saved(bytes_at(saved, saved_bytes));
   }
 
   void backward(const std::vector<TensorTuple>& tensors, Address alibi, std::int64_t alibi_stride, Address sinks,
@@ -81,32 +92,61 @@ class Session {
     attention_.backward(backward_tensors(tensors, alibi, alibi_stride, sinks, dsinks));
   }
 
+  void wait() { attention_.wait(); }
   const Attention& attention() const { return attention_; }
 
  private:
-  static ExecuteOptions options(double deadline) {
-    ExecuteOptions result;
-    result.deadline = Communicator::Seconds(deadline);
-    return result;
-  }
-
   std::vector<std::unique_ptr<Communicator>> alone_;
   Attention attention_;
 };
+
+// Ranks whose tensors were already sharded by the caller: memory of any device.
+void bind_simulation_of_shards(nb::module_& module) {
+  using Guard = nb::call_guard<nb::gil_scoped_release>;
+  module.def(
+      "simulate_forward_shards",
+      [](const std::vector<Plan>& plans, const std::string& device, Address stream,
+         const std::vector<std::vector<TensorTuple>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks,
+         Address saved, std::int64_t saved_bytes) {
+        std::vector<ForwardTensors> tensors;
+        for (const auto& t : shards) {
+          RINGSPAN_CHECK(t.size() == 5);
+          tensors.push_back(forward_tensors(t[0], t[1], t[2], t[3], t[4], alibi, alibi_stride, sinks));
+        }
+        simulate_forward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream));
+      },
+      "plans"_a, "device"_a, "stream"_a, "shards"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "saved"_a = 0,
+      "saved_bytes"_a = 0, Guard());
+  module.def(
+      "simulate_backward_shards",
+      [](const std::vector<Plan>& plans, const std::string& device, Address stream,
+         const std::vector<std::vector<TensorTuple>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks,
+         const std::vector<Address>& dsinks, Address saved, std::int64_t saved_bytes) {
+        std::vector<BackwardTensors> tensors;
+        for (std::size_t rank = 0; rank < shards.size(); ++rank) {
+          tensors.push_back(backward_tensors(shards[rank], alibi, alibi_stride, sinks, dsinks.empty() ? 0 : dsinks.at(rank)));
+        }
+        simulate_backward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream));
+      },
+      "plans"_a, "device"_a, "stream"_a, "shards"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0,
+      "dsinks"_a = std::vector<Address>(), "saved"_a = 0, "saved_bytes"_a = 0, Guard());
+}
 
 }  // namespace
 
 void bind_session(nb::module_& module) {
   using Guard = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Session>(module, "Session", "A plan that is executed.")
-      .def(nb::init<const Plan&, Communicator*, double>(), "plan"_a, "communicator"_a.none() = nb::none(), "deadline"_a = 30.0,
-           nb::keep_alive<1, 3>(), Guard())
-      .def(nb::init<const Problem&, const PlanOptions&, Communicator&, double>(), "problem"_a, "options"_a, "communicator"_a,
-           "deadline"_a, nb::keep_alive<1, 4>(), Guard())
+      .def(nb::init<const Plan&, Communicator*, double, const std::string&, Address, Address, std::int64_t>(), "plan"_a,
+           "communicator"_a.none() = nb::none(), "deadline"_a = 30.0, "device"_a = "cpu", "stream"_a = 0, "arena"_a = 0,
+           "arena_bytes"_a = 0, nb::keep_alive<1, 3>(), Guard())
+      .def(nb::init<const Problem&, const PlanOptions&, Communicator&, double, const std::string&, Address>(), "problem"_a,
+           "options"_a, "communicator"_a, "deadline"_a, "device"_a = "cpu", "stream"_a = 0, nb::keep_alive<1, 4>(), Guard())
       .def("forward", &Session::forward, "q"_a, "k"_a, "v"_a, "o"_a, "lse"_a, "alibi"_a = 0, "alibi_stride"_a = 0,
            "sinks"_a = 0, "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,
            "saved"_a = 0, "saved_bytes"_a = 0, Guard())
+      .def("wait", &Session::wait, Guard(), "Returns when everything that forward and backward enqueued on a device is done.")
       .def_prop_ro("saved_bytes", [](const Session& s) { return s.attention().saved().size(); })
       .def_prop_ro("plan", [](const Session& s) { return Plan(s.attention().plan()); })
       .def(
@@ -134,6 +174,7 @@ void bind_session(nb::module_& module) {
       },
       "plans"_a, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0, "saved"_a = 0,
       "saved_bytes"_a = 0, Guard());
+  bind_simulation_of_shards(module);
 }
 
 }  // namespace ringspan::python

@@ -122,11 +122,9 @@ void simulate_forward(const std::vector<Plan>& plans, const ForwardTensors& whol
     tensors.lse = lse.tensor();
     Attention attention(plan, communicator);
     attention.forward(tensors);
+    attention.copy_saved(saved.subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
     o.scatter(whole.o);
     lse.scatter(whole.lse);
-    const std::span<const std::byte> kept = attention.saved();
-    RINGSPAN_CHECK(kept.size() == offsets[rank + 1] - offsets[rank]);
-    if (!kept.empty()) std::memcpy(saved.data() + offsets[rank], kept.data(), kept.size());
   });
 }
 
@@ -173,6 +171,30 @@ void simulate_backward(const std::vector<Plan>& plans, const BackwardTensors& wh
     dv.scatter(whole.dv);
     // Every rank has the sum over all ranks.
     if (rank == 0 && whole.dsinks != nullptr) std::memcpy(whole.dsinks, dsinks.data(), dsinks.size() * sizeof(float));
+  });
+}
+
+void simulate_forward(const std::vector<Plan>& plans, const std::vector<ForwardTensors>& shards, std::span<std::byte> saved,
+                      const ExecuteOptions& execute) {
+  const std::vector<std::size_t> offsets = saved_offsets(plans, saved.size());
+  run_thread_ranks(static_cast<int>(plans.size()), [&](Communicator& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    Attention attention(plans[rank], communicator, execute);
+    attention.forward(shards.at(rank));
+    attention.copy_saved(saved.subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
+    attention.wait();
+  });
+}
+
+void simulate_backward(const std::vector<Plan>& plans, const std::vector<BackwardTensors>& shards,
+                       std::span<const std::byte> saved, const ExecuteOptions& execute) {
+  const std::vector<std::size_t> offsets = saved_offsets(plans, saved.size());
+  run_thread_ranks(static_cast<int>(plans.size()), [&](Communicator& communicator) {
+    const auto rank = static_cast<std::size_t>(communicator.rank());
+    Attention attention(plans[rank], communicator, execute);
+    attention.restore_saved(saved.subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
+    attention.backward(shards.at(rank));
+    attention.wait();
   });
 }
 

@@ -17,4 +17,11 @@ namespace ringspan::python {
 void simulate_forward(const std::vector<Plan>& plans, const ForwardTensors& whole, std::span<std::byte> saved);
 void simulate_backward(const std::vector<Plan>& plans, const BackwardTensors& whole, std::span<const std::byte> saved);
 
+// The same on tensors that are sharded already, by rank, where `execute` says: all of it is memory of that device, and the
+// results are there when this returns.
+void simulate_forward(const std::vector<Plan>& plans, const std::vector<ForwardTensors>& shards, std::span<std::byte> saved,
+                      const ExecuteOptions& execute);
+void simulate_backward(const std::vector<Plan>& plans, const std::vector<BackwardTensors>& shards,
+                       std::span<const std::byte> saved, const ExecuteOptions& execute);
+
 }  // namespace ringspan::python

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cuda/emulated_memory.h"
 #include "cuda/emulation.h"
 #include "cuda/runtime.h"
 #include "ringspan/error.h"
@@ -13,22 +14,19 @@
 namespace ringspan::cuda {
 namespace {
 
-// Memory of the emulated device is named by addresses beyond what a process can have, so that the host's touching it is a
-// segmentation fault, as it is with a real device. Only the emulated kernels and copies translate them.
-constexpr std::uintptr_t kTag = std::uintptr_t{1} << 60;
 constexpr std::int64_t kMemory = std::int64_t{1} << 40;
 
 template <typename T>
 bool is_tagged(T* data) {
-  return (reinterpret_cast<std::uintptr_t>(data) & kTag) != 0;
+  return (reinterpret_cast<std::uintptr_t>(data) & kEmulatedTag) != 0;
 }
 template <typename T>
 T* tagged(T* data) {
-  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) | kTag);
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) | kEmulatedTag);
 }
 template <typename T>
 T* reachable(T* data) {
-  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) & ~kTag);
+  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) & ~kEmulatedTag);
 }
 
 template <typename T>

@@ -200,16 +200,25 @@ std::span<const std::byte> Executor::saved() const {
 }
 
 void Executor::restore_saved(std::span<const std::byte> saved) {
-  const std::span<const std::byte> own = this->saved();
-  if (saved.size() != own.size()) {
-    throw InvalidArgument(fmt::format("saved has {} bytes, but the plan keeps {}", saved.size(), own.size()));
-  }
-  if (!own.empty() && device_ != nullptr) {
-    device_->copy(arena_.data(), saved.data(), static_cast<std::int64_t>(saved.size()));
-  } else if (!own.empty()) {
-    std::memcpy(arena_.data(), saved.data(), saved.size());
-  }
+  check_saved(saved.size());
+  copy_bytes(arena_.data(), saved.data(), saved.size());
   has_forward_ = true;
+}
+
+void Executor::copy_saved(std::span<std::byte> target) {
+  check_saved(target.size());
+  copy_bytes(target.data(), arena_.data(), target.size());
+}
+
+void Executor::check_saved(std::size_t bytes) const {
+  if (bytes == saved().size()) return;
+  throw InvalidArgument(fmt::format("saved has {} bytes, but the plan keeps {}", bytes, saved().size()));
+}
+
+void Executor::copy_bytes(void* to, const void* from, std::size_t bytes) {
+  if (bytes == 0) return;
+  if (device_ != nullptr) return device_->copy(to, from, static_cast<std::int64_t>(bytes));
+  std::memcpy(to, from, bytes);
 }
 
 template <typename Bind>

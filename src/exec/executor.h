@@ -57,6 +57,7 @@ class Executor {
   void wait();  // for the device; on the host a pass has ended when it returns
   std::span<const std::byte> saved() const;
   void restore_saved(std::span<const std::byte> saved);
+  void copy_saved(std::span<std::byte> target);
 
   const Plan& plan() const { return shared_plan_; }
   const PassStats& stats(Pass pass) const { return passes_[static_cast<int>(pass)].stats; }
@@ -83,6 +84,8 @@ class Executor {
   void prepare(Pass pass);
   void prepare_device();
   void check_space() const;
+  void check_saved(std::size_t bytes) const;
+  void copy_bytes(void* to, const void* from, std::size_t bytes);
   template <typename Bind>
   void execute(Pass pass, const Bind& bind_tensors);
   void agree(Pass pass, const std::exception_ptr& own_error);

@@ -96,10 +96,11 @@ TEST(AttentionErrors, BackwardWithoutForward) {
 TEST(AttentionErrors, SavedOfAnotherPlan) {
   const Case test = make_case(2);
   run(test, Whole(test), [](Attention& attention, const RankTensors&) {
-    const std::vector<std::byte> saved(attention.saved().size() + 1);
-    expect_throw<InvalidArgument>(
-        [&] { attention.restore_saved(saved); },
-        "saved has " + std::to_string(saved.size()) + " bytes, but the plan keeps " + std::to_string(saved.size() - 1));
+    std::vector<std::byte> saved(attention.saved().size() + 1);
+    const std::string expected =
+        "saved has " + std::to_string(saved.size()) + " bytes, but the plan keeps " + std::to_string(saved.size() - 1);
+    expect_throw<InvalidArgument>([&] { attention.restore_saved(saved); }, expected);
+    expect_throw<InvalidArgument>([&] { attention.copy_saved(saved); }, expected);
   });
 }
 

@@ -150,7 +150,7 @@ TEST(Device, SavedGoesAwayAndComesBack) {
     ASSERT_FALSE(attention.saved().empty());
     const auto bytes = static_cast<std::int64_t>(attention.saved().size());
     DeviceBuffer kept(test_device(), bytes);
-    kept.copy_from_device(attention.saved().data(), bytes);
+    attention.copy_saved({kept.data(), static_cast<std::size_t>(bytes)});
     DeviceTensors other(test_device(), plan);
     ForwardTensors again = on_device(other, plan.problem, rank.forward());
     again.q = again.k;  // another forward pass that keeps something else

@@ -40,6 +40,10 @@ X = torch.ones(2, 8, 4, 16)
         (dict(alibi_slopes=torch.ones(3)), ValueError, "(3,)"),
         (dict(deterministic="yes"), ValueError, "deterministic"),
         (dict(kernel="fast"), ValueError, "fast"),
+        (dict(device="gpu"), ValueError, "unknown device 'gpu': expected cpu, cuda, cuda:INDEX or cuda-emulated"),
+        (dict(device="cuda:0"), ValueError, "device is cuda:0, but q is on cpu; tensors are not moved"),
+        (dict(device=0), ValueError, "device (0) must be the name of a device"),
+        (dict(device="cuda-emulated", kernel="reference"), ringspan.Unsupported, "runs on cuda-emulated, whose kernels have no names"),
     ],
 )
 def test_arguments(change, error, text):
@@ -82,7 +86,13 @@ def test_tensors_elsewhere_are_refused_by_name():
         device = Elsewhere()
 
     x = X.as_subclass(OnDevice)
-    with pytest.raises(ringspan.Unsupported, match="q is on cuda:0; ringspan computes on CPU"):
+    with pytest.raises(ringspan.InvalidArgument, match="k is on cpu, but q is on cuda:0"):
+        rt.attention(x, X, X)
+    if not ringspan._core.HAS_CUDA:
+        with pytest.raises(ringspan.Unsupported, match="built without CUDA.*pip install . -C cmake.define.RINGSPAN_CUDA=ON"):
+            rt.attention(x, x, x)
+    Elsewhere.type = "xpu"
+    with pytest.raises(ringspan.Unsupported, match="q is on cuda:0; ringspan computes on CPU and CUDA tensors"):
         rt.attention(x, x, x)
 
 

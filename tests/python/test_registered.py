@@ -25,6 +25,7 @@ def test_opcheck(dtype, layout):
         q, k, v, pattern=None, causal=True, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None, scale=None,
         softcap=0.0, alibi_slopes=None, sinks=torch.zeros(4, requires_grad=True), dropout_p=0.0, dropout_seed=None, group=None, ranks=None,
         sharding="zigzag", strategy="auto", layout=layout, deadline=30.0, memory_budget=0, bucket_rows=0, kernel="",
+        device=None,
     )  # fmt: skip
     inputs = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in inputs]
     torch.library.opcheck(torch.ops.ringspan.attention_forward.default, (*inputs, text, ""))

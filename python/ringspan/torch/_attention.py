@@ -9,7 +9,7 @@ from .._core import Pattern
 from .._pattern import window_pair
 from .._sharding import Sharding, canonical
 from ..errors import Error, InvalidArgument, UnknownArgument, Unsupported
-from . import _execute, _group, _ops, _transport
+from . import _device, _execute, _group, _ops, _transport
 from ._spec import decode, encode
 
 LAYOUTS = ("bshd", "bhsd", "thd")
@@ -60,8 +60,6 @@ def _check_tensors(q, k, v, layout):
             raise InvalidArgument(f"{name} ({type(t).__name__}) must be a torch.Tensor; for NumPy arrays use ringspan.attention")
         if not torch.compiler.is_compiling():
             _check_kind(name, t)
-        if t.device.type not in ("cpu", "meta"):
-            raise Unsupported(f"{name} is on {t.device}; ringspan computes on CPU tensors, so move it with {name}.cpu()")
         if t.dim() != len(layout):
             raise InvalidArgument(f"{name} has {t.dim()} dimensions; layout '{layout}' needs {len(layout)}")
         if t.dtype not in _execute.DTYPES:
@@ -139,6 +137,7 @@ def attention(
     memory_budget: int = 0,
     bucket_rows: int = 0,
     kernel: str = "",
+    device: str | None = None,
     **unknown,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Exact attention with exact gradients, on one rank or over many.
@@ -170,6 +169,10 @@ def attention(
     - `memory_budget`: bytes per rank (0: unlimited); `bucket_rows`: rows that travel at once (0: as the planner thinks best)
     - `kernel`: a kernel by name, instead of the best one
 
+    Tensors of the CPU are computed on there, CUDA tensors on their device and torch's current stream, where a call returns when its
+    work is enqueued. `device` names where that must be, or, with tensors of the CPU, `"cuda-emulated"`: the kernels of CUDA devices
+    run on the CPU, slowly, for tests.
+
     Returns o in the layout of q, and with return_lse=True also lse (batch, heads, tokens; "thd": (heads, tokens)), float32,
     natural logarithm, differentiable. Results are always deterministic; `deterministic` is accepted for the likes of flash-attn.
 
@@ -191,6 +194,7 @@ def attention(
             lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
             dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, strategy=strategy, layout=layout,
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
+            device=device,
         )  # fmt: skip
     except Error as error:
         if name and not torch.compiler.is_compiling():
@@ -206,11 +210,12 @@ def attention(
 
 def _prepare(
     q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
-    dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel,
+    dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
 ):  # fmt: skip
     """The inputs of the op and its spec."""
-    if isinstance(q, torch.Tensor) and torch.is_autocast_enabled("cpu") and q.device.type == "cpu":
-        dtype = torch.get_autocast_dtype("cpu")
+    kind = q.device.type if isinstance(q, torch.Tensor) else ""
+    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
+        dtype = torch.get_autocast_dtype(kind)
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     _check_tensors(q, k, v, layout)
     if layout == "bhsd":
@@ -221,6 +226,10 @@ def _prepare(
     heads, batch = q.shape[2], q.shape[0]
     alibi_slopes = _float_vector(alibi_slopes, "alibi_slopes", ((heads,), (batch, heads)))
     sinks = _float_vector(sinks, "sinks", ((heads,),))
+    if device is not None and not isinstance(device, (str, torch.device)):
+        raise InvalidArgument(f"device ({device!r}) must be the name of a device")
+    device = "" if device is None else str(device)
+    _device.check((("q", q), ("k", k), ("v", v), ("alibi_slopes", alibi_slopes), ("sinks", sinks)), device)
     cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     if cu_k is not None and cu_q is None:
         raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
@@ -250,7 +259,7 @@ def _prepare(
         "" if pattern is None else pattern if isinstance(pattern, str) else str(pattern), bool(causal), window_pair(window),
         cu_q is not None, None if scale is None else _number(scale, "scale"), _number(softcap, "softcap"), dropout_p,
         0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _number(deadline, "deadline"),
-        int(memory_budget), int(bucket_rows), kernel,
+        int(memory_budget), int(bucket_rows), kernel, device,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)

@@ -18,13 +18,17 @@ import torch
 from .. import _core
 from .._plan import make_options, make_problem
 from .._threads import num_threads
-from ..errors import CommError, InvalidArgument
-from . import _transport
+from ..errors import CommError, InvalidArgument, Unsupported
+from . import _device, _simulate, _transport
 from ._spec import decode
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
+_CAPTURED_FIRST = (
+    "attention would allocate inside the capture of a CUDA graph: call it once before with the same arguments, without dropout, on a "
+    "stream other than the default one"
+)
 
 
 class _Recent:
@@ -58,14 +62,6 @@ class _Recent:
             self._items.clear()
 
 
-def _pointer(t):
-    return (t.data_ptr(), t.stride(0), t.stride(1), t.stride(2))
-
-
-def _statistics(t):  # (batch, heads, tokens)
-    return (t.data_ptr(), t.stride(0), t.stride(2), t.stride(1))
-
-
 def _ints(t):
     return tuple(t.tolist()) if t is not None else ()
 
@@ -83,6 +79,7 @@ class Call:
         self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
         self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k))
         self.alibi, self.sinks = alibi is not None, sinks is not None
+        self.place = _device.Place(q.device, self.spec.device)
         self.key = (text, self.shape, self.lists, self.alibi, self.sinks)
 
     def problem(self, tokens_q, tokens_k, ranks):
@@ -112,6 +109,7 @@ class Call:
 
         return [
             ("the pass (0 forward, 1 backward)", int(backward), False),
+            ("device (0 cpu, 1 cuda, 2 cuda-emulated)", _device.KINDS.index(self.place.kind), False),
             ("batch", b, False),
             ("heads", h, False),
             ("kv_heads", h_k, False),
@@ -146,12 +144,13 @@ class _Alone:
     def __init__(self):
         self._sessions = _Recent(_KEPT_SESSIONS)
         self._plans = _Recent(_KEPT_PLANS)
+        self._captured = []
 
     def run(self, call, seed, execute, simulate):
-        """execute(session) or simulate(plans)."""
+        """execute(the library's session) or simulate(plans)."""
         ranks = max(1, call.spec.ranks)
-        threads = max(1, num_threads() // ranks)
-        key = (call.key, threads)
+        threads = max(1, num_threads() // ranks) if call.place.kind == "cpu" else 1
+        key = (call.key, threads, call.place.name)
         plain = ranks == 1 and call.spec.dropout == 0
         session = self._sessions.take(key) if plain else None
         if session is None:
@@ -165,8 +164,12 @@ class _Alone:
                 plans = [plan.with_seed(seed) for plan in plans]
             if ranks > 1:
                 return simulate(plans)
-            session = _core.Session(plans[0])
-        execute(session)
+            if call.place.is_capturing():
+                raise Unsupported(_CAPTURED_FIRST)
+            session = _device.Session.alone(call.place, plans[0])
+        session.run(execute)
+        if call.place.is_capturing():
+            self._captured.append(session)  # its task lists are part of the graph
         if plain:
             self._sessions.put(key, session)
         return None
@@ -179,6 +182,7 @@ class _Group:
         self.transport = transport
         self.core = transport.core
         self._calls = 0
+        self._devices = {}  # of each kind the one that was used
         self._sessions = _Recent(_KEPT_SESSIONS)
         self._requests = _Recent(_KEPT_PLANS)  # call.key and pass: (fields, digest)
         self._lengths = _Recent(_KEPT_PLANS)
@@ -205,6 +209,7 @@ class _Group:
     def _run(self, call, backward, seed, execute, tensors):
         deadline = call.spec.deadline
         self.transport.deadline = deadline
+        self._check_device(call.place, deadline)
         fields, digest = self._request(call, backward)
         records = self._greet(digest, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
         tokens_q, tokens_k = self._check_lengths(call.spec, records)
@@ -212,17 +217,25 @@ class _Group:
         session = self._sessions.get(key)
         if session is None:
             problem = call.problem(tokens_q, tokens_k, self.core.size)
-            session = _core.Session(problem, call.options(num_threads(), self.core.size), self.core, deadline)
+            options = call.options(num_threads() if call.place.kind == "cpu" else 1, self.core.size)
+            session = _device.Session.of_group(call.place, deadline, self.core, problem, options)
             self._sessions.put(key, session)
         if call.spec.dropout != 0:
-            session = _core.Session(session.plan.with_seed(records[0][6]), self.core, deadline)
+            session = _device.Session.of_group(call.place, deadline, self.core, session.core.plan.with_seed(records[0][6]))
         try:
-            execute(session)
+            session.run(execute)
         except BaseException:
             # The process group may still write into what it was given.
             self._kept.append((session, tensors))
             raise
         return None
+
+    def _check_device(self, place, deadline):
+        """A session stays on its device, and is made by all ranks together."""
+        known = self._devices.setdefault(place.kind, place.name)
+        if known != place.name:
+            error = InvalidArgument(f"q is on {place.name}, but this rank of the group computed on {known} before; a rank keeps its device")
+            self._greet(0, 0, 0, True, 0, deadline, error, [])
 
     def _greet(self, digest, tokens_q, tokens_k, failed, seed, deadline, error, fields):
         """The records of all ranks, once they agree; raises on all ranks where they do not."""
@@ -278,6 +291,7 @@ def forget_plans():
     """Drops the plans and arenas that are kept for problems seen before. Where groups are used: on all ranks between the same calls."""
     _alone._sessions.clear()
     _alone._plans.clear()
+    _alone._captured.clear()
     for transport in _transport.open_transports():
         if transport.executor is not None:
             transport.executor._sessions.clear()
@@ -306,53 +320,58 @@ def saved_bytes(spec, q, v):
     return 4 * states * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[3]
 
 
-def _vectors(alibi, sinks, heads):
+def _vectors(place, alibi, sinks, heads):
     return dict(
-        alibi=alibi.data_ptr() if alibi is not None else 0,
+        alibi=place.address(alibi),
         alibi_stride=heads if alibi is not None and alibi.dim() == 2 else 0,
-        sinks=sinks.data_ptr() if sinks is not None else 0,
+        sinks=place.address(sinks),
     )
 
 
 def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
     call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+    place = call.place
     q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
     o = empty_rows(q, v.shape[3], call.spec.layout)
-    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8)
-    tensors = (_pointer(q), _pointer(k), _pointer(v), _pointer(o), _statistics(lse))
-    named = dict(_vectors(alibi, sinks, q.shape[2]), saved=saved.data_ptr(), saved_bytes=saved.numel())
-    _run(
-        call, False, seed_of(seed), group,
-        lambda session: session.forward(*tensors, **named),
-        lambda plans: _core.simulate_forward(plans, *tensors, **named),
-        (q, k, v, o, lse, saved),
-    )  # fmt: skip
+    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8, device=q.device)
+    tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
+    named = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=saved.numel())
+
+    def simulate(plans):
+        if place.kind == "cpu":
+            _core.simulate_forward(plans, *tensors, **named)
+        else:
+            _simulate.forward(place, plans, (q, k, v, o, lse), named)
+
+    _run(call, False, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved))
     return o, lse, saved
 
 
 def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
     call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+    place = call.place
     q, k, v, d_out = dense_rows(q), dense_rows(k), dense_rows(v), dense_rows(d_out)
-    layout = call.spec.layout
-    dq, dk, dv = (empty_rows(t, t.shape[3], layout) for t in (q, k, v))
-    dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32)
-    if o is None:  # kept in `saved`
-        o = q.new_empty((0,))
-        o_tuple = (0, 0, 0, 0)
-    else:
-        o_tuple = _pointer(o)
+    dq, dk, dv = (empty_rows(t, t.shape[3], call.spec.layout) for t in (q, k, v))
+    dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32, device=q.device)
+    # o is None where it is kept in `saved`.
+    inputs = (q, k, v, o, lse, d_out, dlse)
     tensors = [
-        _pointer(q), _pointer(k), _pointer(v), o_tuple, _statistics(lse), _pointer(d_out),
-        (0, 0, 0, 0) if dlse is None else _statistics(dlse), _pointer(dq), _pointer(dk), _pointer(dv),
+        place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse), place.rows(d_out), place.statistics(dlse),
+        place.rows(dq), place.rows(dk), place.rows(dv),
     ]  # fmt: skip
-    named = dict(_vectors(alibi, sinks, q.shape[2]), dsinks=dsinks.data_ptr() if sinks is not None else 0, saved=saved.data_ptr(),
-                 saved_bytes=saved.numel())  # fmt: skip
+    vectors = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=saved.numel())
+    named = dict(vectors, dsinks=place.address(dsinks))
+
+    def simulate(plans):
+        if place.kind == "cpu":
+            _core.simulate_backward(plans, tensors, **named)
+        else:
+            _simulate.backward(place, plans, inputs, (dq, dk, dv, dsinks), vectors)
+
     _run(
-        call, True, seed_of(seed), group,
-        lambda session: session.backward(tensors, **named),
-        lambda plans: _core.simulate_backward(plans, tensors, **named),
-        (q, k, v, o, lse, d_out, dlse, dq, dk, dv, saved),
+        call, True, seed_of(seed), group, lambda session: session.backward(tensors, **named), simulate,
+        (*inputs, dq, dk, dv, dsinks, saved),
     )  # fmt: skip
     if group and sinks is not None:
         dsinks /= group_named(group).core.size  # every rank has the sum; shares add up to it, as those of weights do

@@ -21,8 +21,9 @@ torch.library.define(
     "(Tensor, Tensor, Tensor, Tensor)",
     tags=torch.Tag.pt2_compliant_tag,
 )
-torch.library.impl("ringspan::attention_forward", "CPU", _execute.forward)
-torch.library.impl("ringspan::attention_backward", "CPU", _execute.backward)
+for _key in ("CPU", "CUDA"):
+    torch.library.impl("ringspan::attention_forward", _key, _execute.forward)
+    torch.library.impl("ringspan::attention_backward", _key, _execute.backward)
 
 
 @torch.library.register_fake("ringspan::attention_forward")

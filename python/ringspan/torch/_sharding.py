@@ -23,7 +23,7 @@ class _Unshard(torch.autograd.Function):
         dist.all_gather(parts, padded, group=group)
         whole = local.new_empty((sharding.tokens, *local.shape[1:]))
         for rank, part in enumerate(parts):
-            positions = sharding.index(rank)
+            positions = sharding.index(rank).to(whole.device)
             whole[positions] = part[: positions.numel()]
         return whole.movedim(0, dim)
 
@@ -32,7 +32,7 @@ class _Unshard(torch.autograd.Function):
         grad = grad.contiguous().clone()
         group = _transport.group_named(ctx.group)
         dist.all_reduce(grad, group=group)
-        return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(group))), None, None, None
+        return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(group)).to(grad.device)), None, None, None
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -86,7 +86,8 @@ class Sharding(_Sharding):
             for rank, part in enumerate(tensor):
                 self._check_dim(part, dim, self.rows(rank))
             order = torch.cat([self.positions(rank) for rank in range(self.ranks)])
-            return torch.cat(list(tensor), dim).index_select(dim, torch.argsort(order))
+            whole = torch.cat(list(tensor), dim)
+            return whole.index_select(dim, torch.argsort(order).to(whole.device))
         if group is None:
             raise InvalidArgument("unshard() needs the group, or the list of all ranks' parts")
         group = _transport.group_of(group)
@@ -105,7 +106,7 @@ class Sharding(_Sharding):
         if self.tokens > 1:
             labels.narrow(dim, 0, self.tokens - 1).copy_(tokens.narrow(dim, 1, self.tokens - 1))
         if cu_seqlens is not None:
-            last = torch.as_tensor([int(x) - 1 for x in cu_seqlens[1:] if int(x) > 0], dtype=torch.int64)
+            last = torch.as_tensor([int(x) - 1 for x in cu_seqlens[1:] if int(x) > 0], dtype=torch.int64, device=labels.device)
             labels.index_fill_(dim, last, ignore_index)
         return self.shard(labels, rank=rank, dim=dim)
 
@@ -124,7 +125,7 @@ class Sharding(_Sharding):
             losses = losses.where(valid, torch.zeros_like(losses))
             count = valid.sum(dtype=torch.float64)
         else:
-            count = torch.tensor(float(losses.numel()), dtype=torch.float64)
+            count = torch.tensor(float(losses.numel()), dtype=torch.float64, device=losses.device)
         count = count.clone()
         dist.all_reduce(count, group=group)
         total = _SumOverRanks.apply(losses.sum(dtype=torch.float32), group)

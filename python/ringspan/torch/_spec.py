@@ -29,16 +29,17 @@ class Spec:
     memory_budget: int
     bucket_rows: int
     kernel: str
+    device: str  # "": where the tensors are
 
 
 def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy,
-           layout, backward, deadline, memory_budget, bucket_rows, kernel):  # fmt: skip
+           layout, backward, deadline, memory_budget, bucket_rows, kernel, device):  # fmt: skip
     """Only formatting: this is traced by torch.compile."""
     bounds = "" if window is None else f"{window[0]},{window[1]}"
     return (
         f"{pattern}|{int(causal)}|{bounds}|{int(documents)}|{'' if scale is None else repr(scale)}|{softcap!r}|{dropout!r}|{ranks}|"
         f"{sharding}|{sharding_tokens}|{sharding_ranks}|{strategy}|{layout}|{int(backward)}|{deadline!r}|{memory_budget}|"
-        f"{bucket_rows}|{kernel}"
+        f"{bucket_rows}|{kernel}|{device}"
     )
 
 
@@ -46,7 +47,7 @@ def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, s
 def decode(text):
     """Raises InvalidArgument where the pattern or the window make no sense."""
     (pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
-     backward, deadline, memory_budget, bucket_rows, kernel) = text.split("|")  # fmt: skip
+     backward, deadline, memory_budget, bucket_rows, kernel, device) = text.split("|")  # fmt: skip
     window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
     return Spec(
         text=text,
@@ -66,4 +67,5 @@ def decode(text):
         memory_budget=int(memory_budget),
         bucket_rows=int(bucket_rows),
         kernel=kernel,
+        device=device,
     )

@@ -1,0 +1,120 @@
+"""Where a call computes: how the library names the device of the tensors, their addresses there, and the stream of torch that is used.
+
+Nothing is moved: tensors are used where they are. On CUDA a session works on the stream that was torch's current one when it was
+made; a call from another stream is ordered behind that stream, and what follows on that stream behind the call. "cuda-emulated" is
+the library's emulation of a CUDA device, for tests: tensors of the CPU are its memory, and a call ends when it has.
+"""
+
+import contextlib
+import re
+
+import torch
+
+from .. import _core
+from ..errors import InvalidArgument, Unsupported
+
+EMULATED = "cuda-emulated"
+KINDS = ("cpu", "cuda", EMULATED)
+
+
+def check(tensors, named):
+    """Refuses, by name, tensors in different places or where nothing computes; `named` is the argument device=, "" or None: not given.
+
+    tensors: (name, tensor), q first."""
+    (_, q), *others = tensors
+    kind = q.device.type
+    if kind not in ("cpu", "cuda", "meta"):
+        raise Unsupported(f"q is on {q.device}; ringspan computes on CPU and CUDA tensors, so move it with q.cpu()")
+    for name, t in others:
+        if t is not None and t.device != q.device:
+            raise InvalidArgument(f"{name} is on {t.device}, but q is on {q.device}; all tensors must be on one device")
+    if kind == "cuda" and not _core.HAS_CUDA:
+        raise Unsupported(
+            f"q is on {q.device}, but this ringspan was built without CUDA; with nvcc 12.8 or newer on PATH, build it with "
+            "`pip install . -C cmake.define.RINGSPAN_CUDA=ON`, or move the tensors with q.cpu()"
+        )
+    if not named:
+        return
+    if named == EMULATED:
+        if kind == "cuda":
+            raise InvalidArgument(f"device is {EMULATED}, whose memory is tensors of the CPU, but q is on {q.device}")
+    elif named != "cpu" and not re.fullmatch("cuda(:[0-9]+)?", named):
+        raise InvalidArgument(f"unknown device {named!r}: expected cpu, cuda, cuda:INDEX or {EMULATED}")
+    elif kind != "meta" and named not in (kind, str(q.device)):
+        raise InvalidArgument(f"device is {named}, but q is on {q.device}; tensors are not moved: q.to({named!r}) does")
+
+
+class Place:
+    """A device: `name` as the library has it, `device` as torch has it."""
+
+    def __init__(self, device, named):
+        self.device = device
+        self.kind = EMULATED if named == EMULATED else device.type
+        self.name = f"cuda:{device.index or 0}" if self.kind == "cuda" else self.kind
+
+    def address(self, t):
+        if t is None or t.data_ptr() == 0:
+            return 0
+        return _core.on_emulated_device(t.data_ptr()) if self.kind == EMULATED else t.data_ptr()
+
+    def rows(self, t):  # (batch, tokens, heads, dim)
+        return (0, 0, 0, 0) if t is None else (self.address(t), t.stride(0), t.stride(1), t.stride(2))
+
+    def statistics(self, t):  # (batch, heads, tokens)
+        return (0, 0, 0, 0) if t is None else (self.address(t), t.stride(0), t.stride(2), t.stride(1))
+
+    def stream(self):
+        """torch's current stream there; None: it has none."""
+        return torch.cuda.current_stream(self.device) if self.kind == "cuda" else None
+
+    def is_capturing(self):
+        return self.kind == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def handle_of(stream):
+    """What the library is given for a stream. 0 there means one of its own, so that CUDA's default stream has its other name."""
+    return 0 if stream is None else stream.cuda_stream or 1
+
+
+class Session:
+    """A session of the library with what it uses: a stream of torch's and, where it is alone, an arena from torch's allocator."""
+
+    def __init__(self, place, make, arena=None):
+        """make(device, stream) -> the library's session"""
+        self.place, self.arena = place, arena
+        self.stream = place.stream()
+        self.core = make(place.name, handle_of(self.stream))
+
+    @classmethod
+    def alone(cls, place, plan):
+        if place.kind == "cpu":
+            return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream))
+        arena = torch.empty(plan.arena_bytes(), dtype=torch.uint8, device=place.device)
+        made = lambda device, stream: _core.Session(plan, None, 30.0, device, stream, place.address(arena), arena.numel())  # noqa: E731
+        return cls(place, made, arena)
+
+    @classmethod
+    def of_group(cls, place, deadline, communicator, *what):
+        """Collective; `what` is a plan, or a problem and options. The library allocates, for a rank that cannot must tell the others."""
+        if len(what) == 1:
+            return cls(place, lambda device, stream: _core.Session(what[0], communicator, deadline, device, stream))
+        return cls(place, lambda device, stream: _core.Session(*what, communicator, deadline, device, stream))
+
+    def run(self, execute):
+        """execute(the library's session)"""
+        with self._ordered():
+            execute(self.core)
+        if self.place.kind == EMULATED:
+            self.core.wait()  # torch's operations on the CPU wait for nobody
+
+    @contextlib.contextmanager
+    def _ordered(self):
+        current = self.place.stream()
+        if current == self.stream:
+            yield
+            return
+        self.stream.wait_stream(current)
+        try:
+            yield
+        finally:
+            current.wait_stream(self.stream)

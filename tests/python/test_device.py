@@ -1,0 +1,237 @@
+"""ringspan.torch.attention on a device: the emulated one, whose memory is tensors of the CPU. All but its streams is what CUDA tensors go
+through."""
+
+import contextlib
+import types
+
+import pytest
+import torch
+import torch.distributed as dist
+from reference import assert_close, attention, dilated_counts, mask_of
+from worlds import run_ranks
+
+import ringspan
+import ringspan.torch as rt
+from ringspan.torch import _device, _execute
+
+DEVICE = "cuda-emulated"
+
+
+def _inputs(n_q, n_k=None, heads=4, kv_heads=2, dim=16, dim_v=None, batch=1, dtype=torch.float32):
+    torch.manual_seed(0)
+    n_k, dim_v = n_k or n_q, dim_v or dim
+    shapes = (batch, n_q, heads, dim), (batch, n_k, kv_heads, dim), (batch, n_k, kv_heads, dim_v)
+    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+
+
+def _compare(tensors, expected, dtype=torch.float32, extra=(), **options):
+    """expected(q, k, v, *extra) -> (o, lse) in float64."""
+    o, lse = rt.attention(*tensors, return_lse=True, device=DEVICE, **options)
+    d_out, d_lse = torch.randn_like(o), torch.randn_like(lse)
+    reference = [t.detach().double().requires_grad_() for t in (*tensors, *extra)]
+    o_ref, lse_ref = expected(*reference)
+    assert_close(o, o_ref, dtype, "o")
+    assert_close(lse, lse_ref, dtype, "lse")
+    ((o * d_out).sum() + (lse * d_lse).sum()).backward()
+    ((o_ref * d_out.double()).sum() + (lse_ref * d_lse.double()).sum()).backward()
+    for name, t, ref in zip(("dq", "dk", "dv", "dsinks"), (*tensors, *extra), reference):
+        assert_close(t.grad, ref.grad, dtype, name)
+
+
+@pytest.mark.parametrize("ranks", [None, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_causal(dtype, ranks):
+    mask = mask_of(37, 37, causal=True)
+    _compare(_inputs(37, dtype=dtype, batch=2, dim_v=12), lambda q, k, v: attention(q, k, v, mask), dtype, causal=True, ranks=ranks)
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_windows_lists_and_dilation(ranks):
+    offsets = [0, 5, 5, 20, 41]
+    mask = mask_of(41, 41, causal=True, cu_q=offsets)
+    for cu_seqlens in (offsets, torch.tensor(offsets, dtype=torch.int32)):
+        _compare(_inputs(41), lambda q, k, v: attention(q, k, v, mask), causal=True, cu_seqlens=cu_seqlens, ranks=ranks)
+    window = mask_of(30, 44, window=(7, 3))
+    _compare(_inputs(30, 44), lambda q, k, v: attention(q, k, v, window), window=(7, 3), ranks=ranks)
+    counts = dilated_counts(40, 4, [(8, 1), (16, 2)], True)
+    options = dict(pattern="dilated:8x1,16x2", causal=True, ranks=ranks, sharding="contiguous", layout="bhsd")
+    tensors = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in _inputs(40, kv_heads=4)]
+    bshd = [t.transpose(1, 2) for t in tensors]
+    o = rt.attention(*tensors, device=DEVICE, **options)
+    assert_close(o.transpose(1, 2), attention(*bshd, counts=counts)[0])
+    assert o.is_contiguous()
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_slopes_sinks_softcap(ranks):
+    slopes, sinks = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.randn(4).requires_grad_()
+    mask = mask_of(29, 29, causal=True)
+
+    def expected(q, k, v, sinks):
+        return attention(q, k, v, mask, scale=0.3, softcap=5.0, alibi=slopes, sinks=sinks)
+
+    options = dict(causal=True, scale=0.3, softcap=5.0, alibi_slopes=slopes, sinks=sinks, ranks=ranks)
+    _compare(_inputs(29), expected, extra=(sinks,), **options)
+
+
+@pytest.mark.parametrize("ranks", [None, 2])
+def test_dropout_is_that_of_the_cpu(ranks):
+    results = []
+    for device in (None, DEVICE):
+        tensors = _inputs(33)
+        o = rt.attention(*tensors, dropout_p=0.3, dropout_seed=5, ranks=ranks, device=device)
+        o.sum().backward()
+        results.append((o.detach(), *(t.grad for t in tensors)))
+    for on_cpu, on_device in zip(*results):
+        assert_close(on_device, on_cpu.double())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_share_an_arena_from_torch(dtype):
+    """Several forwards before their backwards, in 16 bits with an o in float32 that leaves the arena; one session for all."""
+    rt.forget_plans()
+    tensors = [_inputs(33, dtype=dtype) for _ in range(3)]
+    outputs = [rt.attention(*t, causal=True, device=DEVICE) for t in tensors]
+    for t, o in zip(reversed(tensors), reversed(outputs)):
+        o.backward(torch.ones_like(o))
+        reference = [x.detach().double().requires_grad_() for x in t]
+        attention(*reference, mask_of(33, 33, causal=True))[0].sum().backward()
+        for x, e in zip(t, reference):
+            assert_close(x.grad, e.grad, dtype)
+    (session,) = _execute._alone._sessions._items.values()
+    assert session.place.name == DEVICE and session.arena.numel() == session.core.plan.arena_bytes() > 0
+
+
+def test_torchscale_keeps_o_of_each_branch():
+    results = []
+    for device in (None, DEVICE):
+        tensors = _inputs(48, kv_heads=4)
+        o = rt.attention(*tensors, pattern="dilated:16x1,48x2@torchscale", causal=True, device=device)
+        o.square().sum().backward()
+        results.append((o.detach(), *(t.grad for t in tensors)))
+    for on_cpu, on_device in zip(*results):
+        assert_close(on_device, on_cpu.double())
+
+
+def test_a_compiled_graph():
+    tensors = _inputs(20)
+    compiled = torch.compile(lambda q, k, v: rt.attention(q, k, v, causal=True, device=DEVICE), fullgraph=True, backend="aot_eager")
+    o = compiled(*tensors)
+    o.sum().backward()
+    reference = [t.detach().double().requires_grad_() for t in tensors]
+    expected, _ = attention(*reference, mask_of(20, 20, causal=True))
+    expected.sum().backward()
+    assert_close(o, expected)
+    for t, e in zip(tensors, reference):
+        assert_close(t.grad, e.grad)
+
+
+def _in_a_group(rank, ranks):
+    torch.manual_seed(0)
+    n, offsets = 61, [0, 20, 61]
+    q, d_out = torch.randn(1, n, 4, 16), torch.randn(1, n, 4, 16)
+    k, v = torch.randn(1, n, 2, 16), torch.randn(1, n, 2, 16)
+    sinks = torch.linspace(-1, 1, 4)
+    mask = mask_of(n, n, causal=True, cu_q=offsets)
+    sharding = rt.Sharding("zigzag", tokens=n, ranks=ranks)
+    for dtype in (torch.float32, torch.bfloat16):
+        own_sinks = sinks.clone().requires_grad_()
+        local = [sharding.shard(t, rank=rank).to(dtype).requires_grad_() for t in (q, k, v)]
+        options = dict(causal=True, cu_seqlens=offsets, sinks=own_sinks, group=dist.group.WORLD, return_lse=True, device=DEVICE)
+        o, lse = rt.attention(*local, **options)
+        o.backward(sharding.shard(d_out, rank=rank).to(dtype))
+        reference = [t.to(dtype).double().requires_grad_() for t in (q, k, v)] + [sinks.double().requires_grad_()]
+        o_ref, lse_ref = attention(*reference[:3], mask, sinks=reference[3])
+        o_ref.backward(d_out.to(dtype).double())
+        assert_close(o, sharding.shard(o_ref.detach(), rank=rank), dtype)
+        assert_close(lse, sharding.shard(lse_ref.detach(), rank=rank, dim=2), dtype)
+        for t, e in zip(local, reference):
+            assert_close(t.grad, sharding.shard(e.grad, rank=rank), dtype)
+        dist.all_reduce(own_sinks.grad)
+        assert_close(own_sinks.grad, reference[3].grad, dtype)
+    seeded = [sharding.shard(t, rank=rank) for t in (q, k, v)]
+    results = [rt.attention(*seeded, dropout_p=0.3, dropout_seed=7, group=dist.group.WORLD, device=d) for d in (None, DEVICE)]
+    assert_close(results[1], results[0].double())
+    # The other device on one rank: named on both, and the group stays usable.
+    with pytest.raises(ringspan.CommError, match=r"ranks disagree on device \(0 cpu, 1 cuda, 2 cuda-emulated\): [02] on rank 0"):
+        rt.attention(*seeded, group=dist.group.WORLD, device=DEVICE if rank == 0 else None)
+    again = rt.attention(*seeded, group=dist.group.WORLD, device=DEVICE)
+    assert_close(again, sharding.shard(attention(q, k, v)[0], rank=rank))
+
+
+def test_two_ranks_of_a_group():
+    run_ranks(2, _in_a_group)
+
+
+def test_the_ops_are_registered_for_cuda():
+    for name in ("attention_forward", "attention_backward"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ringspan::{name}", "CUDA")
+
+
+# ---- what only CUDA has, with torch's functions replaced: which stream is given, and what waits for what
+
+
+class _Stream:
+    def __init__(self, handle, log):
+        self.cuda_stream, self._log = handle, log
+
+    def wait_stream(self, other):
+        self._log.append((self.cuda_stream, other.cuda_stream))
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """A place on cuda:1, the stream that is current there, and what waited."""
+    state = types.SimpleNamespace(log=[], capturing=False)
+    state.streams = [_Stream(handle, state.log) for handle in (0, 17)]
+    state.current = state.streams[0]
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: state.current)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
+    state.place = _device.Place(torch.device("cuda", 1), "")
+    return state
+
+
+def test_the_current_stream_is_given(cuda):
+    made = []
+    assert cuda.place.name == "cuda:1" and cuda.place.kind == "cuda"
+    for cuda.current in cuda.streams:
+        _device.Session(cuda.place, lambda *where: made.append(where))
+    # 0 would be a stream of the library's own: the default stream has another name.
+    assert made == [("cuda:1", 1), ("cuda:1", 17)]
+
+
+def test_another_stream_is_ordered_around_a_call(cuda):
+    first, second = cuda.streams
+    session = _device.Session(cuda.place, lambda device, stream: "core")
+    session.run(lambda core: cuda.log.append(core))
+    assert cuda.log == ["core"]
+    cuda.current = second
+    cuda.log.clear()
+    session.run(lambda core: cuda.log.append(core))
+    assert cuda.log == [(0, 17), "core", (17, 0)]
+    cuda.log.clear()
+
+    def fails(core):
+        raise ringspan.DeviceError("out of ink")
+
+    with contextlib.suppress(ringspan.DeviceError):
+        session.run(fails)
+    assert cuda.log == [(0, 17), (17, 0)]
+
+
+def test_a_capture_makes_no_session(cuda, monkeypatch):
+    cuda.capturing = True
+    call = _execute.Call(*_inputs(8), *[None] * 6, _text())
+    call.place = cuda.place
+    with pytest.raises(ringspan.Unsupported, match="call it once before"):
+        _execute._Alone().run(call, 0, None, None)
+
+
+def _text():
+    from ringspan.torch._spec import encode
+
+    names = encode.__code__.co_varnames[: encode.__code__.co_argcount]
+    values = dict(pattern="full", causal=False, window=None, documents=False, scale=None, softcap=0.0, dropout=0.0, ranks=0,
+                  sharding="contiguous", sharding_tokens=-1, sharding_ranks=-1, strategy="auto", layout="bshd", backward=True,
+                  deadline=30.0)  # fmt: skip
+    return encode(*(values.get(name, 0 if name in ("memory_budget", "bucket_rows") else "") for name in names))
