@@ -28,6 +28,24 @@ struct CostModel {
   bool operator==(const CostModel&) const = default;
 };
 
+// Queries and keys of a tile of the CPU's kernels; both 0: left open.
+struct Tile {
+  int queries = 0;
+  int keys = 0;
+  bool operator==(const Tile&) const = default;
+};
+
+// What was measured on this machine, for sizes that options leave open; with_tuned_sizes() of ringspan/tuning.h fills it in.
+struct TunedSizes {
+  Tile attend_tile, attend_backward_tile;
+  std::int64_t bucket_rows = 0;  // the fewest rows of a bucket where the planner chooses; the smallest of all ranks counts
+  std::string source;            // for people: a file and a date
+};
+
+// Where a size comes from: "given" by the options, "tuned", "default", or made smaller for the "memory budget".
+enum class SizeSource : std::uint8_t { given, tuned, standard, budget };
+std::string_view to_string(SizeSource source);
+
 struct PlanOptions {
   static constexpr std::int64_t kBucketAuto = 0;
   static constexpr std::int64_t kBucketNone = -1;
@@ -42,6 +60,9 @@ struct PlanOptions {
   int threads = 1;             // of this rank's kernels
   std::string attend_kernel;   // by name; empty: the best that supports the shape
   std::string attend_backward_kernel;
+  Tile attend_tile;  // of this rank's kernels, like their names; left open: as tuned, else the kernel's own
+  Tile attend_backward_tile;
+  TunedSizes tuned;
 };
 
 enum class Pass : std::uint8_t { forward, backward };
@@ -65,6 +86,13 @@ struct Rejected {
   std::int64_t nanoseconds = 0;  // the model's time; 0 where it was not computed
 };
 
+// The kernel of a pass on this rank.
+struct KernelChoice {
+  std::string name;
+  Tile tile;  // 0 x 0: it has no tiles
+  SizeSource tile_source = SizeSource::standard;
+};
+
 namespace internal {
 struct PlanData;
 }
@@ -78,6 +106,8 @@ class Plan {
   Strategy strategy() const;  // never automatic
   int rank() const;
   std::int64_t bucket_rows() const;  // kBucketNone or > 0
+  SizeSource bucket_source() const;
+  const KernelChoice& kernel(Pass pass) const;
 
   // Bytes of the one arena that execution needs, for both passes; alignment 64.
   std::int64_t arena_bytes() const;

@@ -96,6 +96,13 @@ void Executor::prepare_device() {
         fmt::format("{} ('{}') names a kernel of the CPU, but this attention runs on {}, whose kernels have no names", name,
                     *kernel, device_->name()));
   }
+  for (const auto& [name, tile] : {std::pair{"attend_tile", plan_->options.attend_tile},
+                                   std::pair{"attend_backward_tile", plan_->options.attend_backward_tile}}) {
+    if (tile == Tile{}) continue;
+    throw Unsupported(
+        fmt::format("{} ({} x {}) is for kernels of the CPU, but this attention runs on {}, whose tiles are fixed", name,
+                    tile.queries, tile.keys, device_->name()));
+  }
   if (options_.fake_device) {
     throw InvalidArgument(fmt::format("fake_device delays work on the CPU, but this attention runs on {}", device_->name()));
   }
@@ -143,6 +150,8 @@ void Executor::prepare(Pass pass) {
   PassState& state = passes_[static_cast<int>(pass)];
   state.program = pass == Pass::forward ? &plan_->forward : &plan_->backward;
   state.params = params_of(*plan_);
+  const Tile tile = pass == Pass::forward ? plan_->attend.tile : plan_->attend_backward.tile;
+  state.params.shape.tile = {tile.queries, tile.keys};
   state.kernel = pass == Pass::forward
                      ? &kernels::select_attend(state.params.shape, plan_->options.attend_kernel)
                      : &kernels::select_attend_backward(state.params.shape, plan_->options.attend_backward_kernel);

@@ -124,10 +124,12 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
   fields.number("the version of ringspan", RINGSPAN_VERSION);
   add_problem(problem, fields);
   add_options(options, fields);
+  fields.minimum("tuned.bucket_rows", options.tuned.bucket_rows);
   fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
   Agreement agreement(communicator);
   const auto extents = agreement.agree(fields.list(), own_error, usable_deadline(deadline));
   PlanOptions agreed = options;
+  agreed.tuned.bucket_rows = extents[extents.size() - 2].minimum;  // 0 where a rank has measured nothing
   const std::int64_t budget = extents.back().minimum;
   agreed.memory_budget = budget == kUnlimited ? 0 : budget;
   return agreed;

@@ -10,10 +10,10 @@
 
 namespace ringspan::internal {
 
-// Agrees field by field on everything that decides the plan; threads and the names of kernels may differ, and the memory budget
-// becomes the smallest one of all ranks. Returns the options to plan with. Throws, on all ranks: CommError that names the first
-// field that differs, with two ranks and their values, or the error of the lowest rank whose own problem is invalid. The
-// communicator stays usable.
+// Agrees field by field on everything that decides the plan; threads, the names of kernels and their tiles may differ, and the
+// memory budget and the tuned rows of a bucket become the smallest ones of all ranks. Returns the options to plan with. Throws,
+// on all ranks: CommError that names the first field that differs, with two ranks and their values, or the error of the lowest
+// rank whose own problem is invalid. The communicator stays usable.
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
                              Communicator::Seconds deadline);
 

@@ -142,8 +142,11 @@ TEST(Handshake, TheSmallestBudgetWinsAndThreadsAreFree) {
     own.options.attend_kernel = communicator.rank() == 0 ? "reference" : "";
     const PlanOptions agreed = agree_on_problem(communicator, own.problem, own.options, kDeadline);
     EXPECT_EQ(agreed.memory_budget, 4000);
+    EXPECT_EQ(agreed.tuned.bucket_rows, 0);
     EXPECT_EQ(agreed.threads, own.options.threads);
     EXPECT_EQ(agreed.attend_kernel, own.options.attend_kernel);
+    own.options.tuned.bucket_rows = 512 - communicator.rank();
+    EXPECT_EQ(agree_on_problem(communicator, own.problem, own.options, kDeadline).tuned.bucket_rows, 510);
     own.options.memory_budget = 0;
     EXPECT_EQ(agree_on_problem(communicator, own.problem, own.options, kDeadline).memory_budget, 0);
   });

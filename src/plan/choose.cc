@@ -17,15 +17,21 @@ namespace {
 
 constexpr int kSampledRanks = 16;              // all ranks up to this many, else evenly spaced ones
 constexpr std::int64_t kAutoBuckets = 32;      // a chunk travels in about this many buckets ...
-constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows
+constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, unless it was measured
 constexpr std::int64_t kSmallestBucketRows = 16;
 
-std::int64_t resolve_bucket(const Setting& setting) {
+void resolve_bucket(Setting& setting) {
   const std::int64_t rows = std::max(setting.largest_chunk(), std::int64_t{1});
   const std::int64_t asked = setting.options.bucket_rows;
-  if (!strategy_row(setting.options.strategy).buckets || asked == PlanOptions::kBucketNone) return rows;
-  if (asked > 0) return std::min(asked, rows);
-  return std::min(rows, std::max(kAutoBucketRows, (rows + kAutoBuckets - 1) / kAutoBuckets));
+  if (!strategy_row(setting.options.strategy).buckets || asked != PlanOptions::kBucketAuto) {
+    setting.bucket_source = asked == PlanOptions::kBucketAuto ? SizeSource::standard : SizeSource::given;
+    setting.bucket_rows = asked > 0 ? std::min(asked, rows) : rows;
+    return;
+  }
+  const std::int64_t share = (rows + kAutoBuckets - 1) / kAutoBuckets, measured = setting.options.tuned.bucket_rows;
+  const std::int64_t least = measured > 0 ? measured : kAutoBucketRows;
+  setting.bucket_source = measured > 0 && measured >= share ? SizeSource::tuned : SizeSource::standard;
+  setting.bucket_rows = std::min(rows, std::max(least, share));
 }
 
 std::vector<int> sampled_ranks(int ranks) {
@@ -58,7 +64,7 @@ Outcome evaluate(const Setting& setting) {
 
 // Halves the bucket until the plan fits the budget; where none does, takes the smallest plan that was tried.
 Outcome fit(Setting& setting) {
-  setting.bucket_rows = resolve_bucket(setting);
+  resolve_bucket(setting);
   Outcome best = evaluate(setting);
   std::int64_t best_rows = setting.bucket_rows;
   const std::int64_t budget = setting.options.memory_budget;
@@ -72,6 +78,7 @@ Outcome fit(Setting& setting) {
     if (outcome.bytes >= best.bytes) continue;
     best = outcome;
     best_rows = setting.bucket_rows;
+    setting.bucket_source = SizeSource::budget;
   }
   setting.bucket_rows = best_rows;
   return best;
@@ -127,7 +134,7 @@ class Chooser {
         if (single) throw Unsupported(reason);
         reject(candidate, reason, 0);
       } else if (single && options_.memory_budget == 0) {
-        setting_.bucket_rows = resolve_bucket(setting_);
+        resolve_bucket(setting_);
         best_ = setting_;
       } else {
         consider(candidate);
@@ -164,7 +171,7 @@ class Chooser {
   std::string refusal(const Candidate& candidate) {
     std::string reason = unsupported_reason(*setting_.problem, candidate.options);
     if (!reason.empty()) return reason;
-    setting_.bucket_rows = resolve_bucket(setting_);
+    resolve_bucket(setting_);
     if (strategy_row(candidate.options.strategy).buckets && setting_.last_stage() > kMaxStages) {
       return fmt::format("buckets of {} rows on {} ranks make up to {} stages, more than {}; use larger buckets",
                          setting_.bucket_rows, setting_.ranks(), setting_.last_stage(), kMaxStages);

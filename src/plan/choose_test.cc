@@ -128,6 +128,23 @@ TEST(Automatic, SaysWhyACombinationIsRefused) {
             "strategy ulysses moves everything at once: bucket_rows (128) must be none or auto; use exchange, ring or pass-q");
 }
 
+// Scratch, and so the arena, follows the tiles; what travels, and so the fingerprint, does not.
+TEST(Tiles, AreTheRanksOwn) {
+  PlanOptions options;
+  options.strategy = Strategy::ring;
+  options.attend_kernel = options.attend_backward_kernel = "portable";
+  const Plan own = make_plan(problem(4096, 4), options, 0);
+  EXPECT_EQ(own.kernel(Pass::forward).tile, (Tile{96, 256}));
+  options.attend_tile = {384, 1024};
+  options.attend_backward_tile = {512, 1008};
+  const Plan large = make_plan(problem(4096, 4), options, 0);
+  EXPECT_EQ(large.kernel(Pass::backward).tile, (Tile{512, 1008}));
+  EXPECT_GT(large.arena_bytes(), own.arena_bytes());
+  EXPECT_EQ(large.fingerprint(), own.fingerprint());
+  options.tuned.bucket_rows = 512;
+  EXPECT_NE(make_plan(problem(4096, 4), options, 0).fingerprint(), own.fingerprint());
+}
+
 // A budget that a bucket size needs to the byte gives that size, on every rank.
 TEST(Budget, SizesTheBuckets) {
   const Problem p = problem(3 * 4096, 3);
@@ -198,6 +215,15 @@ TEST(Options, AreChecked) {
   EXPECT_EQ(argument_error(p, {}, -1), "rank (-1) must be in [0, 4)");
   EXPECT_EQ(argument_error(p, with([](O& o) { o.bucket_rows = -2; })),
             "bucket_rows (-2) must be positive, auto (0) or none (-1)");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.attend_tile = {96, 0}; })),
+            "attend_tile (96 x 0) must name queries and keys, or neither");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.attend_backward_tile = {-32, -48}; })),
+            "attend_backward_tile (-32 x -48) must name queries and keys, or neither");
+  EXPECT_EQ(argument_error(p, with([](O& o) {
+                             o.attend_kernel = "portable";
+                             o.attend_tile = {97, 256};
+                           })),
+            "the queries of a tile (97) must be 0 or a multiple of 6 from 48 to 384 for kernel 'attend_f32_portable'");
   EXPECT_EQ(argument_error(p, with([](O& o) { o.memory_budget = -1; })),
             "memory_budget (-1) must be 0 (unlimited) or positive");
   EXPECT_EQ(argument_error(p, with([](O& o) {

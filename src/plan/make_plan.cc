@@ -7,6 +7,7 @@
 
 #include "plan/choose.h"
 #include "plan/cost.h"
+#include "plan/kernel_choice.h"
 #include "plan/pass.h"
 #include "ringspan/error.h"
 
@@ -34,6 +35,11 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
     throw InvalidArgument(fmt::format("computing_ranks ({}) is for strategy local only, not auto", options.computing_ranks));
   }
   if (options.threads < 1) throw InvalidArgument(fmt::format("threads ({}) must be at least 1", options.threads));
+  for (const auto& [name, tile] :
+       {std::pair{"attend_tile", options.attend_tile}, {"attend_backward_tile", options.attend_backward_tile}}) {
+    if ((tile.queries > 0) == (tile.keys > 0) && tile.queries >= 0 && tile.keys >= 0) continue;
+    throw InvalidArgument(fmt::format("{} ({} x {}) must name queries and keys, or neither", name, tile.queries, tile.keys));
+  }
   const CostModel& cost = options.cost;
   if (cost.flops_per_second < 1 || cost.bytes_per_second < 1 || cost.message_nanoseconds < 0) {
     throw InvalidArgument(fmt::format("cost ({},{},{}) must be flops/s >= 1, bytes/s >= 1, nanoseconds >= 0",
@@ -111,6 +117,7 @@ PlanData build_plan(const Setting& setting, int rank) {
     (backward ? data.backward : data.forward) = std::move(program);
   }
   data.has_backward = setting.options.backward;
+  data.bucket_source = setting.bucket_source;
   return data;
 }
 
@@ -128,6 +135,8 @@ PlanData plan_rank(const Problem& problem, const PlanOptions& options, int rank)
                     to_string(setting.options.strategy), options.memory_budget, most.component, most.bytes));
   }
   data.options.bucket_rows = strategy_row(setting.options.strategy).buckets ? setting.bucket_rows : PlanOptions::kBucketNone;
+  data.attend = choose_kernel(problem, data.options, Pass::forward);
+  if (data.has_backward) data.attend_backward = choose_kernel(problem, data.options, Pass::backward);
   data.rejected = std::move(choice.rejected);
   data.fingerprint = fingerprint(problem, data.options, data.options.bucket_rows);
   return data;

@@ -29,6 +29,7 @@ struct Setting {
   PlanOptions options;  // strategy resolved
   std::vector<Shard> shards_q, shards_k;
   std::int64_t bucket_rows = 0;  // > 0 for streaming strategies
+  SizeSource bucket_source = SizeSource::standard;
   int states = 1;
 
   int ranks() const { return problem->ranks; }

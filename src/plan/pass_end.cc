@@ -3,25 +3,9 @@
 
 #include <algorithm>
 
-#include "kernels/attend.h"
+#include "plan/kernel_choice.h"
 
 namespace ringspan::internal {
-namespace {
-
-kernels::AttendShape kernel_shape(const Problem& problem, const PlanOptions& options) {
-  kernels::AttendShape shape;
-  shape.dtype = problem.dtype;
-  shape.head_dim = problem.head_dim;
-  shape.head_dim_v = problem.head_dim_v;
-  shape.group = problem.group();
-  shape.softcap = problem.softcap > 0.0F;
-  shape.alibi = problem.alibi;
-  shape.dropout = problem.dropout > 0.0F;
-  shape.threads = options.threads;
-  return shape;
-}
-
-}  // namespace
 
 // {m, l, acc, o, lse, o in float32} of own rows.
 void PassBuilder::finalize_own(std::vector<Launch>& where, std::span<const Entry> entries, std::span<const Part> parts) {
@@ -177,12 +161,9 @@ void PassBuilder::sum_sink_gradients(std::int64_t stage_index) {
 }
 
 Program PassBuilder::finish() {
-  const kernels::AttendShape shape = kernel_shape(problem(), setting_.options);
   if (!builder_.program().attend_items.empty()) {
-    const kernels::AttendKernel& kernel = backward_
-                                              ? kernels::select_attend_backward(shape, setting_.options.attend_backward_kernel)
-                                              : kernels::select_attend(shape, setting_.options.attend_kernel);
-    builder_.set_scratch(builder_.region("kernel scratch", Component::scratch, kernel.scratch_bytes(shape)));
+    const std::int64_t bytes = kernel_scratch_bytes(problem(), setting_.options, backward_ ? Pass::backward : Pass::forward);
+    builder_.set_scratch(builder_.region("kernel scratch", Component::scratch, bytes));
   }
   return builder_.finish();
 }

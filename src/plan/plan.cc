@@ -31,6 +31,11 @@ std::string_view to_string(Component component) {
 
 }  // namespace internal
 
+std::string_view to_string(SizeSource source) {
+  static constexpr std::array<std::string_view, 4> kNames{"given", "tuned", "default", "memory budget"};
+  return kNames[static_cast<std::size_t>(source)];
+}
+
 namespace {
 
 const internal::Program& program_of(const internal::PlanData& data, Pass pass) {
@@ -45,6 +50,11 @@ const PlanOptions& Plan::options() const { return data_->options; }
 Strategy Plan::strategy() const { return data_->options.strategy; }
 int Plan::rank() const { return data_->rank; }
 std::int64_t Plan::bucket_rows() const { return data_->options.bucket_rows; }
+SizeSource Plan::bucket_source() const { return data_->bucket_source; }
+const KernelChoice& Plan::kernel(Pass pass) const {
+  RINGSPAN_CHECK(pass == Pass::forward || data_->has_backward);
+  return pass == Pass::forward ? data_->attend : data_->attend_backward;
+}
 std::int64_t Plan::modelled_nanoseconds() const { return data_->nanoseconds; }
 std::vector<Rejected> Plan::rejected() const { return data_->rejected; }
 std::uint64_t Plan::fingerprint() const { return data_->fingerprint; }

@@ -203,6 +203,8 @@ struct Program {
 struct PlanData {
   Problem problem;
   PlanOptions options;  // strategy and bucket_rows resolved
+  SizeSource bucket_source = SizeSource::standard;
+  KernelChoice attend, attend_backward;
   int rank = 0;
   Shard shard_q;
   Shard shard_k;

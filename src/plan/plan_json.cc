@@ -64,6 +64,20 @@ ordered_json options_json(const PlanOptions& o) {
           {"attend_backward_kernel", o.attend_backward_kernel}};
 }
 
+ordered_json sizes_json(const internal::PlanData& data) {
+  const auto kernel = [](const KernelChoice& choice) {
+    return ordered_json{{"kernel", choice.name},
+                        {"tile_queries", choice.tile.queries},
+                        {"tile_keys", choice.tile.keys},
+                        {"source", to_string(choice.tile_source)}};
+  };
+  ordered_json sizes{{"attend", kernel(data.attend)}};
+  sizes["attend_backward"] = data.has_backward ? kernel(data.attend_backward) : ordered_json();
+  sizes["bucket"] = {{"rows", data.options.bucket_rows}, {"source", to_string(data.bucket_source)}};
+  sizes["tuned_by"] = data.options.tuned.source.empty() ? ordered_json() : ordered_json(data.options.tuned.source);
+  return sizes;
+}
+
 ordered_json bundles_json(const Program& program) {
   ordered_json list = ordered_json::array();
   for (const internal::Bundle& bundle : program.bundles) {
@@ -160,6 +174,7 @@ std::string Plan::to_json() const {
                        {"fingerprint", fmt::format("{:016x}", data_->fingerprint)},
                        {"problem", problem_json(data_->problem)},
                        {"options", options_json(data_->options)},
+                       {"sizes", sizes_json(*data_)},
                        {"shard_q", pieces_json(data_->shard_q.pieces)},
                        {"shard_k", pieces_json(data_->shard_k.pieces)},
                        {"modelled_nanoseconds", data_->nanoseconds},

@@ -56,6 +56,34 @@ TEST(PlanText, FoldsWhatRepeats) {
   EXPECT_LT(std::count(text.begin(), text.end(), '\n'), 80);
 }
 
+// Of the portable kernels, so that sizes are the same on every machine.
+TEST(PlanText, NamesTheSourceOfEverySize) {
+  PlanOptions options;
+  options.strategy = Strategy::ring;
+  options.attend_kernel = options.attend_backward_kernel = "portable";
+  const auto text = [&] { return make_plan(problem("causal", 1 << 16), options, 1).to_string(); };
+  EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_portable, tiles of 96 x 256 (default)\n"
+                                "            attend_backward_f32_portable, tiles of 128 x 384 (default)\n"
+                                "  buckets   512 rows (default)\n"));
+  options.tuned = {{192, 128}, {64, 240}, 1024, "tune.json, 2026-11-21"};
+  EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_portable, tiles of 192 x 128 (tuned: tune.json, 2026-11-21)\n"
+                                "            attend_backward_f32_portable, tiles of 64 x 240 (tuned: tune.json, 2026-11-21)\n"
+                                "  buckets   1024 rows (tuned: tune.json, 2026-11-21)\n"));
+  options.tuned.bucket_rows = 64;  // a chunk still travels in 32 of them
+  EXPECT_THAT(text(), HasSubstr("  buckets   512 rows (default)\n"));
+  options.attend_tile = {48, 64};
+  options.bucket_rows = 100;
+  EXPECT_THAT(text(), HasSubstr("attend_f32_portable, tiles of 48 x 64 (given)\n"));
+  EXPECT_THAT(text(), HasSubstr("  buckets   100 rows (given)\n"));
+  options.bucket_rows = PlanOptions::kBucketAuto;
+  options.memory_budget = make_plan(problem("causal", 1 << 16), options, 1).memory_bytes(Pass::backward) - 1;
+  EXPECT_THAT(text(), HasSubstr("  buckets   256 rows (memory budget)\n"));
+  options = {};
+  options.attend_kernel = "reference";
+  options.backward = false;
+  EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_reference, without tiles\n"));
+}
+
 TEST(PlanText, NamesTheRejected) {
   const std::string text = make_plan(problem(), {}, 0).to_string();
   EXPECT_THAT(text, HasSubstr("  rejected  local:1: slower by the cost model"));
@@ -140,6 +168,24 @@ TEST(PlanJson, IsTheWholePlan) {
     }
     EXPECT_EQ(j["forward"]["pairs"], plan.pairs());
   }
+}
+
+TEST(PlanJson, NamesTheSourceOfEverySize) {
+  PlanOptions options;
+  options.strategy = Strategy::ring;
+  options.attend_kernel = "portable";
+  options.attend_backward_kernel = "reference";
+  options.attend_tile = {48, 64};
+  options.tuned.bucket_rows = 300;
+  options.tuned.source = "tune.json, 2026-11-21";
+  const json sizes = json::parse(make_plan(problem(), options, 0).to_json())["sizes"];
+  const json expected = {
+      {"attend", {{"kernel", "attend_f32_portable"}, {"tile_queries", 48}, {"tile_keys", 64}, {"source", "given"}}},
+      {"attend_backward",
+       {{"kernel", "attend_backward_f32_reference"}, {"tile_queries", 0}, {"tile_keys", 0}, {"source", "default"}}},
+      {"bucket", {{"rows", 300}, {"source", "tuned"}}},
+      {"tuned_by", "tune.json, 2026-11-21"}};
+  EXPECT_EQ(sizes, expected);
 }
 
 TEST(PlanJson, ForwardOnlyAndAutomatic) {

@@ -78,6 +78,28 @@ void append_strategy(std::string& out, const PlanData& data) {
   }
 }
 
+// Sizes that decide the speed, each with where it comes from.
+void append_sizes(std::string& out, const PlanData& data) {
+  auto to = std::back_inserter(out);
+  const auto from = [&](SizeSource source) {
+    std::string text(to_string(source));
+    if (source == SizeSource::tuned && !data.options.tuned.source.empty()) text += ": " + data.options.tuned.source;
+    return text;
+  };
+  const auto kernel = [&](const char* label, const KernelChoice& choice) {
+    fmt::format_to(to, "  {:<10}{}", label, choice.name);
+    if (choice.tile == Tile{}) {
+      fmt::format_to(to, ", without tiles\n");
+    } else {
+      fmt::format_to(to, ", tiles of {} x {} ({})\n", choice.tile.queries, choice.tile.keys, from(choice.tile_source));
+    }
+  };
+  kernel("kernels", data.attend);
+  if (data.has_backward) kernel("", data.attend_backward);
+  if (data.options.bucket_rows > 0)
+    fmt::format_to(to, "  buckets   {} rows ({})\n", data.options.bucket_rows, from(data.bucket_source));
+}
+
 std::string launches(const Program& program, const std::vector<Launch>& list) {
   std::array<std::int64_t, internal::kLaunchKinds> counts{};
   std::array<std::int64_t, internal::kLaunchKinds> items{};
@@ -235,6 +257,7 @@ std::string Plan::to_string() const {
   std::string out;
   append_problem(out, *data_);
   append_strategy(out, *data_);
+  append_sizes(out, *data_);
   fmt::format_to(std::back_inserter(out), "  arena     {} bytes ({})\n", arena_bytes(), human_bytes(arena_bytes()));
   append_pass(out, *this, Pass::forward);
   if (data_->has_backward) append_pass(out, *this, Pass::backward);
