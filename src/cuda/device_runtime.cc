@@ -36,6 +36,19 @@ class CurrentDevice {
   bool changed_ = false;
 };
 
+// In a stream capture a thread may allocate only while it says that it knows what it does: the memory is none that the capture
+// uses yet.
+class RelaxedCapture {
+ public:
+  RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  RelaxedCapture(const RelaxedCapture&) = delete;
+  RelaxedCapture& operator=(const RelaxedCapture&) = delete;
+
+ private:
+  cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
+};
+
 class CudaRuntime final : public Runtime {
  public:
   CudaRuntime(int index, void* stream)
@@ -74,8 +87,16 @@ class CudaRuntime final : public Runtime {
     return attributes.type == cudaMemoryTypeManaged || (attributes.type == cudaMemoryTypeDevice && attributes.device == index_);
   }
 
+  bool is_capturing() override {
+    const CurrentDevice current(index_);
+    cudaStreamCaptureStatus status{};
+    check(cudaStreamIsCapturing(stream_, &status), name_ + " cannot take part in the capture of another stream");
+    return status == cudaStreamCaptureStatusActive;
+  }
+
   std::byte* allocate(std::int64_t bytes) override {
     const CurrentDevice current(index_);
+    const RelaxedCapture relaxed;
     void* data = nullptr;
     check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), fmt::format("cannot allocate {} bytes on {}", bytes, name_));
     return static_cast<std::byte*>(data);
@@ -83,6 +104,7 @@ class CudaRuntime final : public Runtime {
   void release(std::byte* data) noexcept override { static_cast<void>(cudaFree(data)); }
   std::byte* allocate_host(std::int64_t bytes) override {
     const CurrentDevice current(index_);
+    const RelaxedCapture relaxed;
     void* data = nullptr;
     check(cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocPortable),
           fmt::format("cannot allocate {} bytes of pinned host memory for {}", bytes, name_));

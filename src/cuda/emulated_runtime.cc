@@ -6,6 +6,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cuda/emulated_capture.h"
 #include "cuda/emulated_memory.h"
 #include "cuda/emulation.h"
 #include "cuda/runtime.h"
@@ -76,13 +77,16 @@ SinkArguments reachable_sinks(SinkArguments arguments) {
 
 class EmulatedRuntime final : public Runtime {
  public:
-  explicit EmulatedRuntime(std::uint64_t seed) : queue_(make_fake_device_queue(seed)) {}
+  EmulatedRuntime(std::uint64_t seed, EmulatedCapture* capture) : capture_(capture), queue_(make_fake_device_queue(seed)) {}
 
   std::string name() const override { return "cuda-emulated"; }
   bool holds(const void* data) const override { return is_tagged(data); }
   int shared_bytes_per_block() const override { return 227 * 1024; }
 
+  bool is_capturing() override { return capture_ != nullptr && capture_->active; }
+
   std::byte* allocate(std::int64_t bytes) override {
+    if (capture_ != nullptr) ++capture_->allocations;
     if (bytes > kMemory) {
       throw DeviceError(fmt::format("cannot allocate {} bytes on cuda-emulated, which has {}", bytes, kMemory));
     }
@@ -92,6 +96,7 @@ class EmulatedRuntime final : public Runtime {
   }
   void release(std::byte* data) noexcept override { ::operator delete(reachable(data), std::align_val_t{256}); }
   std::byte* allocate_host(std::int64_t bytes) override {
+    if (capture_ != nullptr) ++capture_->allocations;
     return static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{256}));
   }
   void release_host(std::byte* data) noexcept override { ::operator delete(data, std::align_val_t{256}); }
@@ -131,12 +136,27 @@ class EmulatedRuntime final : public Runtime {
     enqueue([arguments] { emulate_sum_sinks(reachable_sinks(arguments)); });
   }
 
-  Event record() override { return queue_->record(); }
-  bool is_complete(Event event) override { return queue_->is_complete(event); }
-  void wait(Event event, FunctionRef<void()> progress) override { queue_->wait(event, progress); }
+  Event record() override {
+    refuse_in_capture("recorded");
+    return queue_->record();
+  }
+  bool is_complete(Event event) override {
+    refuse_in_capture("asked about");
+    return queue_->is_complete(event);
+  }
+  void wait(Event event, FunctionRef<void()> progress) override {
+    refuse_in_capture("waited for");
+    if (capture_ != nullptr) ++capture_->waits;
+    queue_->wait(event, progress);
+  }
 
  private:
+  void refuse_in_capture(const char* what) {
+    if (is_capturing()) throw DeviceError(fmt::format("an event is {} while cuda-emulated captures", what));
+  }
+
   void enqueue(std::function<void()> work) {
+    if (is_capturing()) return capture_->work.push_back(std::move(work));
     queue_->launch({[](void* argument) {
                       const std::unique_ptr<std::function<void()>> own(static_cast<std::function<void()>*>(argument));
                       (*own)();
@@ -155,11 +175,14 @@ class EmulatedRuntime final : public Runtime {
   }
 
   ThreadPool pool_{1};
+  EmulatedCapture* capture_;
   std::unique_ptr<Queue> queue_;
 };
 
 }  // namespace
 
-std::unique_ptr<Runtime> make_emulated_runtime(std::uint64_t seed) { return std::make_unique<EmulatedRuntime>(seed); }
+std::unique_ptr<Runtime> make_emulated_runtime(std::uint64_t seed, EmulatedCapture* capture) {
+  return std::make_unique<EmulatedRuntime>(seed, capture);
+}
 
 }  // namespace ringspan::cuda

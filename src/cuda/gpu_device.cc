@@ -53,14 +53,31 @@ RowShape shape_of(const internal::Launch& launch) {
 
 GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
 
-GpuDevice::~GpuDevice() { release_sides(); }
+GpuDevice::~GpuDevice() {
+  release_sides();
+  for (Side& side : captured_) release(side);
+}
+
+GpuDevice::Side GpuDevice::make_side() const {
+  Side side;
+  side.host = runtime_->allocate_host(capacity_);
+  try {
+    side.device = runtime_->allocate(capacity_);
+  } catch (...) {
+    runtime_->release_host(side.host);
+    throw;
+  }
+  return side;
+}
+
+void GpuDevice::release(Side& side) noexcept {
+  if (side.host != nullptr) runtime_->release_host(side.host);
+  if (side.device != nullptr) runtime_->release(side.device);
+  side = {};
+}
 
 void GpuDevice::release_sides() noexcept {
-  for (Side& side : sides_) {
-    if (side.host != nullptr) runtime_->release_host(side.host);
-    if (side.device != nullptr) runtime_->release(side.device);
-    side = {};
-  }
+  for (Side& side : sides_) release(side);
 }
 
 void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward) const {
@@ -83,24 +100,27 @@ void GpuDevice::reserve(std::int64_t row_tasks, std::int64_t attend_tasks, std::
   const std::int64_t sends = row_tasks + 3 * attend_tasks + launches;  // at most one task per wave
   capacity_ = row_tasks * row_bytes + 3 * attend_tasks * task_bytes + 2 * sends * kAlignment;
   release_sides();
-  for (Side& side : sides_) {
-    side.host = runtime_->allocate_host(capacity_);
-    side.device = runtime_->allocate(capacity_);
-  }
+  for (Side& side : sides_) side = make_side();
 }
 
 void GpuDevice::begin_pass() {
+  in_capture_ = runtime_->is_capturing();
+  used_ = 0;
+  if (in_capture_) {
+    captured_.reserve(captured_.size() + 1);
+    captured_.push_back(make_side());
+    return;
+  }
   sides_[side_].last_use = runtime_->record();
   side_ = 1 - side_;
   runtime_->wait(sides_[side_].last_use, [] {});  // of the pass before the last one
-  used_ = 0;
 }
 
 template <typename T>
 const T* GpuDevice::send(std::span<const T> values) {
   const auto bytes = static_cast<std::int64_t>(values.size_bytes());
   RINGSPAN_CHECK(used_ + bytes <= capacity_);
-  Side& side = sides_[side_];
+  const Side& side = in_capture_ ? captured_.back() : sides_[side_];
   std::memcpy(side.host + used_, values.data(), values.size_bytes());
   runtime_->copy(side.device + used_, side.host + used_, bytes);
   const auto* sent = reinterpret_cast<const T*>(side.device + used_);

@@ -1,10 +1,13 @@
 // GpuDevice: the executor's Device over a Runtime: selects tile policies, makes schedules, brings tasks to the device.
 //
 // Tasks and groups of a pass lie in one block of host memory and one of the device, set aside by reserve(); two of each take
-// turns, so that a pass can be prepared while the one before it still runs. Schedules allocate on the host.
+// turns, so that a pass can be prepared while the one before it still runs. Schedules allocate on the host. A pass that is
+// captured for a CUDA graph waits for nothing and gets blocks that are its own until the device goes: a replay reads them
+// again.
 #pragma once
 
 #include <memory>
+#include <vector>
 
 #include "cuda/runtime.h"
 #include "cuda/schedule.h"
@@ -51,11 +54,15 @@ class GpuDevice final : public internal::Device {
   const T* send(std::span<const T> values);
   void for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                  FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
+  Side make_side() const;
+  void release(Side& side) noexcept;
   void release_sides() noexcept;
 
   std::unique_ptr<Runtime> runtime_;
   Side sides_[2];
   int side_ = 0;
+  std::vector<Side> captured_;
+  bool in_capture_ = false;
   std::int64_t capacity_ = 0;
   std::int64_t used_ = 0;
 };

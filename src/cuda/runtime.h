@@ -24,6 +24,10 @@ class Runtime {
   // Shared memory that a block may have, in bytes.
   virtual int shared_bytes_per_block() const = 0;
 
+  // Whether what is enqueued is written down for a CUDA graph instead of run: nothing may be waited for or recorded then.
+  virtual bool is_capturing() = 0;
+
+  // Allowed in a capture too.
   virtual std::byte* allocate(std::int64_t bytes) = 0;
   virtual void release(std::byte* data) noexcept = 0;
   virtual std::byte* allocate_host(std::int64_t bytes) = 0;
@@ -41,8 +45,9 @@ class Runtime {
   virtual void wait(Event event, FunctionRef<void()> progress) = 0;
 };
 
-// Delays are drawn from `seed`, as by the fake device queue.
-std::unique_ptr<Runtime> make_emulated_runtime(std::uint64_t seed);
+struct EmulatedCapture;
+// Delays are drawn from `seed`, as by the fake device queue. `capture`, if given, outlives the runtime.
+std::unique_ptr<Runtime> make_emulated_runtime(std::uint64_t seed, EmulatedCapture* capture = nullptr);
 // Of device `index`, on `stream` (a cudaStream_t), or on a stream of its own where that is null. Throws DeviceError where there
 // is no such device, Unsupported where this library was built without CUDA.
 std::unique_ptr<Runtime> make_cuda_runtime(int index, void* stream);

@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <list>
 #include <string>
+#include <vector>
 
 #include "api_testing/world.h"
 #include "exec/bindings.h"
@@ -30,6 +31,15 @@ class DeviceTensors {
   }
   float* output(float* host, std::int64_t count) { return reinterpret_cast<float*>(place(host, count * 4, true)); }
 
+  void copy_in() {
+    for (Placed& placed : placed_) placed.buffer.copy_from_host(placed.host, placed.buffer.bytes());
+  }
+  void zero_inputs() {
+    for (Placed& placed : placed_) {
+      const std::vector<std::byte> zeros(static_cast<std::size_t>(placed.buffer.bytes()));
+      if (!placed.is_output) placed.buffer.copy_from_host(zeros.data(), placed.buffer.bytes());
+    }
+  }
   void copy_back() const {
     for (const Placed& placed : placed_) {
       if (placed.is_output) placed.buffer.copy_to_host(placed.host, placed.buffer.bytes());

@@ -219,12 +219,22 @@ def test_another_stream_is_ordered_around_a_call(cuda):
     assert cuda.log == [(0, 17), (17, 0)]
 
 
-def test_a_capture_makes_no_session(cuda, monkeypatch):
+def test_a_capture_makes_no_session(cuda):
     cuda.capturing = True
     call = _execute.Call(*_inputs(8), *[None] * 6, _text())
     call.place = cuda.place
-    with pytest.raises(ringspan.Unsupported, match="call it once before"):
-        _execute._Alone().run(call, 0, None, None)
+    alone = _execute._Alone()
+    with pytest.raises(ringspan.Unsupported, match="has set everything aside"):
+        alone.run(call, 0, None, None)
+    # One that was made on the default stream stays for other calls; one of another stream is captured, and kept for the graph.
+    key = (call.key, 1, "cuda:1")
+    for cuda.current in cuda.streams:
+        made = _device.Session(cuda.place, lambda device, stream: "core")
+        alone._sessions.put(key, made)
+        with pytest.raises(ringspan.Unsupported) if cuda.current.cuda_stream == 0 else contextlib.nullcontext():
+            alone.run(call, 0, cuda.log.append, None)
+        assert alone._sessions.get(key) is made
+    assert cuda.log == ["core"] and alone._captured == [made]
 
 
 def _text():

@@ -100,6 +100,9 @@ class Session:
             return cls(place, lambda device, stream: _core.Session(what[0], communicator, deadline, device, stream))
         return cls(place, lambda device, stream: _core.Session(*what, communicator, deadline, device, stream))
 
+    def may_be_captured(self):
+        return self.stream.cuda_stream != 0  # the default stream cannot be
+
     def run(self, execute):
         """execute(the library's session)"""
         with self._ordered():

@@ -26,8 +26,8 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 _KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
 _CAPTURED_FIRST = (
-    "attention would allocate inside the capture of a CUDA graph: call it once before with the same arguments, without dropout, on a "
-    "stream other than the default one"
+    "a CUDA graph captures attention only where a call with the same arguments has set everything aside on a stream other than the "
+    "default one; simulated ranks and dropout, which are set up in every call, cannot be captured"
 )
 
 
@@ -153,6 +153,10 @@ class _Alone:
         key = (call.key, threads, call.place.name)
         plain = ranks == 1 and call.spec.dropout == 0
         session = self._sessions.take(key) if plain else None
+        if call.place.is_capturing() and (session is None or not session.may_be_captured()):
+            if session is not None:
+                self._sessions.put(key, session)
+            raise Unsupported(_CAPTURED_FIRST)
         if session is None:
             plans = self._plans.get(key)
             if plans is None:
@@ -164,8 +168,6 @@ class _Alone:
                 plans = [plan.with_seed(seed) for plan in plans]
             if ranks > 1:
                 return simulate(plans)
-            if call.place.is_capturing():
-                raise Unsupported(_CAPTURED_FIRST)
             session = _device.Session.alone(call.place, plans[0])
         session.run(execute)
         if call.place.is_capturing():
@@ -233,8 +235,12 @@ class _Group:
     def _check_device(self, place, deadline):
         """A session stays on its device, and is made by all ranks together."""
         known = self._devices.setdefault(place.kind, place.name)
+        error = None
         if known != place.name:
             error = InvalidArgument(f"q is on {place.name}, but this rank of the group computed on {known} before; a rank keeps its device")
+        elif place.is_capturing():
+            error = Unsupported("a CUDA graph cannot hold the messages of a group, which the host moves; capture attention of one rank")
+        if error is not None:
             self._greet(0, 0, 0, True, 0, deadline, error, [])
 
     def _greet(self, digest, tokens_q, tokens_k, failed, seed, deadline, error, fields):
