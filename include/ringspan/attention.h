@@ -117,6 +117,9 @@ class Attention {
   void restore_saved(std::span<const std::byte> saved);
   // saved() copied to as many bytes of memory of the device. There, both copies are enqueued like passes.
   void copy_saved(std::span<std::byte> target);
+  // The seed of dropout in the passes that follow, instead of the problem's. It must be the same on all ranks, which is not
+  // checked, and in a forward pass and its backward pass.
+  void set_seed(std::uint64_t seed);
   const PassStats& stats(Pass pass) const;
   // Time line of the latest passes as Chrome trace JSON (ExecuteOptions::trace).
   std::string trace_json() const;

@@ -92,6 +92,7 @@ class Session {
     attention_.backward(backward_tensors(tensors, alibi, alibi_stride, sinks, dsinks));
   }
 
+  void set_seed(std::uint64_t seed) { attention_.set_seed(seed); }
   void wait() { attention_.wait(); }
   const Attention& attention() const { return attention_; }
 
@@ -146,6 +147,7 @@ void bind_session(nb::module_& module) {
            "sinks"_a = 0, "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,
            "saved"_a = 0, "saved_bytes"_a = 0, Guard())
+      .def("set_seed", &Session::set_seed, "seed"_a, "Of dropout, in the calls that follow.")
       .def("wait", &Session::wait, Guard(), "Returns when everything that forward and backward enqueued on a device is done.")
       .def_prop_ro("saved_bytes", [](const Session& s) { return s.attention().saved().size(); })
       .def_prop_ro("plan", [](const Session& s) { return Plan(s.attention().plan()); })

@@ -55,6 +55,7 @@ void Attention::wait() { impl_->executor->wait(); }
 std::span<const std::byte> Attention::saved() const { return impl_->executor->saved(); }
 void Attention::restore_saved(std::span<const std::byte> saved) { impl_->executor->restore_saved(saved); }
 void Attention::copy_saved(std::span<std::byte> target) { impl_->executor->copy_saved(target); }
+void Attention::set_seed(std::uint64_t seed) { impl_->executor->set_seed(seed); }
 const PassStats& Attention::stats(Pass pass) const { return impl_->executor->stats(pass); }
 std::string Attention::trace_json() const { return impl_->executor->trace().json(); }
 

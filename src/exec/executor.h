@@ -58,6 +58,9 @@ class Executor {
   std::span<const std::byte> saved() const;
   void restore_saved(std::span<const std::byte> saved);
   void copy_saved(std::span<std::byte> target);
+  void set_seed(std::uint64_t seed) {
+    for (PassState& pass : passes_) pass.params.seed = seed;
+  }
 
   const Plan& plan() const { return shared_plan_; }
   const PassStats& stats(Pass pass) const { return passes_[static_cast<int>(pass)].stats; }

@@ -227,6 +227,7 @@ TEST(CDevice, ErrorsOfAttentions) {
   forward.sinks = t.sinks.data();
   expect_error(ringspan_attention_forward(attention, &forward), RINGSPAN_INVALID_ARGUMENT, "is not memory of cuda-emulated");
   ringspan_attention_destroy(attention);
+  expect_error(ringspan_attention_set_seed(nullptr, 1), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   expect_error(ringspan_attention_wait(nullptr), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   ringspan_comm_destroy(comm);
 }

@@ -223,6 +223,22 @@ TEST_P(Strategies, BackwardOfAnEarlierForward) {
   EXPECT_TRUE(interleaved == run(test, whole));
 }
 
+TEST(Seed, OfLaterPassesReplacesTheProblems) {
+  Case test = make_case("causal", Strategy::ring, 2, 20);
+  test.problem.dropout = 0.4F;
+  test.problem.seed = 5;
+  Case expected = test;
+  expected.problem.seed = 6;
+  const Whole whole(test);
+  const Outputs outputs = run(test, whole, [](Attention& attention, const RankTensors& tensors) {
+    forward_and_backward(attention, tensors);
+    attention.set_seed(6);
+    forward_and_backward(attention, tensors);
+  });
+  EXPECT_EQ(outputs, run(expected, whole));
+  EXPECT_FALSE(outputs == run(test, whole));
+}
+
 // The judge of all of the above sees a single wrong element of any output.
 TEST(Judge, SeesOneWrongElement) {
   Case test = make_case("causal", Strategy::ring, 2, 20);

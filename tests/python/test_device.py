@@ -171,6 +171,14 @@ def test_the_ops_are_registered_for_cuda():
 # ---- what only CUDA has, with torch's functions replaced: which stream is given, and what waits for what
 
 
+class _Core:
+    def set_seed(self, seed):
+        self.seed = seed
+
+    def __repr__(self):
+        return "core"
+
+
 class _Stream:
     def __init__(self, handle, log):
         self.cuda_stream, self._log = handle, log
@@ -202,12 +210,12 @@ def test_the_current_stream_is_given(cuda):
 
 def test_another_stream_is_ordered_around_a_call(cuda):
     first, second = cuda.streams
-    session = _device.Session(cuda.place, lambda device, stream: "core")
-    session.run(lambda core: cuda.log.append(core))
+    session = _device.Session(cuda.place, lambda device, stream: _Core())
+    session.run(lambda core: cuda.log.append(repr(core)))
     assert cuda.log == ["core"]
     cuda.current = second
     cuda.log.clear()
-    session.run(lambda core: cuda.log.append(core))
+    session.run(lambda core: cuda.log.append(repr(core)))
     assert cuda.log == [(0, 17), "core", (17, 0)]
     cuda.log.clear()
 
@@ -229,10 +237,10 @@ def test_a_capture_makes_no_session(cuda):
     # One that was made on the default stream stays for other calls; one of another stream is captured, and kept for the graph.
     key = (call.key, 1, "cuda:1")
     for cuda.current in cuda.streams:
-        made = _device.Session(cuda.place, lambda device, stream: "core")
+        made = _device.Session(cuda.place, lambda device, stream: _Core())
         alone._sessions.put(key, made)
         with pytest.raises(ringspan.Unsupported) if cuda.current.cuda_stream == 0 else contextlib.nullcontext():
-            alone.run(call, 0, cuda.log.append, None)
+            alone.run(call, 0, lambda core: cuda.log.append(repr(core)), None)
         assert alone._sessions.get(key) is made
     assert cuda.log == ["core"] and alone._captured == [made]
 

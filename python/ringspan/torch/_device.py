@@ -94,17 +94,16 @@ class Session:
         return cls(place, made, arena)
 
     @classmethod
-    def of_group(cls, place, deadline, communicator, *what):
-        """Collective; `what` is a plan, or a problem and options. The library allocates, for a rank that cannot must tell the others."""
-        if len(what) == 1:
-            return cls(place, lambda device, stream: _core.Session(what[0], communicator, deadline, device, stream))
-        return cls(place, lambda device, stream: _core.Session(*what, communicator, deadline, device, stream))
+    def of_group(cls, place, problem, options, communicator, deadline):
+        """Collective. The library allocates the arena, for a rank that cannot must tell the others."""
+        return cls(place, lambda device, stream: _core.Session(problem, options, communicator, deadline, device, stream))
 
     def may_be_captured(self):
         return self.stream.cuda_stream != 0  # the default stream cannot be
 
-    def run(self, execute):
-        """execute(the library's session)"""
+    def run(self, execute, seed=0):
+        """execute(the library's session); `seed` of dropout"""
+        self.core.set_seed(seed)
         with self._ordered():
             execute(self.core)
         if self.place.kind == EMULATED:

@@ -27,7 +27,7 @@ _KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
 _CAPTURED_FIRST = (
     "a CUDA graph captures attention only where a call with the same arguments has set everything aside on a stream other than the "
-    "default one; simulated ranks and dropout, which are set up in every call, cannot be captured"
+    "default one; not simulated ranks, which are set up in every call, and not dropout, whose replays would drop the same"
 )
 
 
@@ -151,9 +151,8 @@ class _Alone:
         ranks = max(1, call.spec.ranks)
         threads = max(1, num_threads() // ranks) if call.place.kind == "cpu" else 1
         key = (call.key, threads, call.place.name)
-        plain = ranks == 1 and call.spec.dropout == 0
-        session = self._sessions.take(key) if plain else None
-        if call.place.is_capturing() and (session is None or not session.may_be_captured()):
+        session = self._sessions.take(key)
+        if call.place.is_capturing() and (session is None or call.spec.dropout != 0 or not session.may_be_captured()):
             if session is not None:
                 self._sessions.put(key, session)
             raise Unsupported(_CAPTURED_FIRST)
@@ -164,16 +163,13 @@ class _Alone:
                 options = call.options(threads, ranks)
                 plans = [_core.make_plan(problem, options, rank) for rank in range(ranks)]
                 self._plans.put(key, plans)
-            if call.spec.dropout != 0:
-                plans = [plan.with_seed(seed) for plan in plans]
             if ranks > 1:
-                return simulate(plans)
+                return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)
             session = _device.Session.alone(call.place, plans[0])
-        session.run(execute)
+        session.run(execute, seed)
         if call.place.is_capturing():
             self._captured.append(session)  # its task lists are part of the graph
-        if plain:
-            self._sessions.put(key, session)
+        self._sessions.put(key, session)
         return None
 
 
@@ -220,12 +216,10 @@ class _Group:
         if session is None:
             problem = call.problem(tokens_q, tokens_k, self.core.size)
             options = call.options(num_threads() if call.place.kind == "cpu" else 1, self.core.size)
-            session = _device.Session.of_group(call.place, deadline, self.core, problem, options)
+            session = _device.Session.of_group(call.place, problem, options, self.core, deadline)
             self._sessions.put(key, session)
-        if call.spec.dropout != 0:
-            session = _device.Session.of_group(call.place, deadline, self.core, session.core.plan.with_seed(records[0][6]))
         try:
-            session.run(execute)
+            session.run(execute, records[0][6])
         except BaseException:
             # The process group may still write into what it was given.
             self._kept.append((session, tensors))
