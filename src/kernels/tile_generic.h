@@ -123,6 +123,7 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
   if (lines.data == nullptr) lines = {reinterpret_cast<const char*>(right), 0, 0};
   Reg sum[kRows][kCols];
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero(); }
+  const Store to = store;  // a copy, which what is stored cannot change
   const float* a = left.data;
   const std::int64_t row_stride = left.row_stride;
   for (std::int64_t k = 0; k < depth; ++k, a += left.depth_stride, right += right_stride, lines.data += lines.stride) {
@@ -134,7 +135,7 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
       RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::fma(x, b[v], sum[r][v]);
     }
   }
-  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) store(r, v, sum[r][v]); }
+  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) to(r, v, sum[r][v]); }
 }
 
 template <int kRows, typename Store>
