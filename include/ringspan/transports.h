@@ -3,6 +3,7 @@
 // Threads    ranks are threads of this process; a message is copied once, from the sender's buffer into the receiver's, by
 //            whichever side posts later (rendezvous: a send completes only when its receive was posted).
 // Processes  ranks are processes joined by stream sockets, two per pair: one for payload, one for heartbeats and aborts.
+// NCCL       ranks are any of these with a GPU each; messages in memory of the GPUs go by NCCL, all others as before.
 // Callbacks  ranks are whatever an embedder's C struct of callbacks says (ringspan_c.h).
 //
 // None allocates in post, test, wait or progress once as many requests as are ever outstanding at a time have been posted.
@@ -29,9 +30,14 @@ using RankBody = std::function<void(Communicator&)>;
 // still wait for it get an error at once.
 std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks);
 
+// The same with a device per rank, as ExecuteOptions::device names it ("cuda:1"; several ranks may share one). Messages may lie
+// in memory of the rank's device and are copied from device to device. Throws what making memory there would throw.
+std::vector<std::unique_ptr<Communicator>> make_thread_world(const std::vector<std::string>& devices);
+
 // Runs `body` as every rank, each on a thread of its own, and returns when all have ended. When a body throws, the others
 // are aborted and the error that came first (not one that it induced in another rank) is thrown.
 void run_thread_ranks(int ranks, const RankBody& body);
+void run_thread_ranks(std::vector<std::unique_ptr<Communicator>> world, const RankBody& body);
 
 // The two sockets that join this rank to one peer; both are connected stream sockets.
 struct PeerSockets {
@@ -64,6 +70,24 @@ std::vector<RankOutcome> try_forked_ranks(int ranks, const RankBody& body, const
 
 // The same, and throws the error that came first (a killed process before the errors that this induced in others).
 void run_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options = {});
+
+struct NcclOptions {
+  std::string device = "cuda";       // of this rank, as ExecuteOptions::device names it; NCCL wants another GPU for every rank
+  std::string library;               // a path; empty: what RINGSPAN_NCCL_LIBRARY names, else libnccl.so.2
+  std::vector<std::byte> unique_id;  // the same on all ranks; empty: rank 0 makes one and sends it through `host`
+  Communicator::Seconds deadline{60.0};  // of joining the ranks
+};
+
+// Collective. A communicator over the ranks of `host` that takes messages in memory of `device` too and moves those by NCCL,
+// which is loaded at run time. `host` carries everything else, must be made by a function of this file, outlive the result, and
+// not be used meanwhile. An error on one rank (no library, no device) is raised on all; ranks need the same version of NCCL.
+std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options = {});
+
+// 128 bytes for NcclOptions::unique_id of all ranks, once.
+std::vector<std::byte> make_nccl_unique_id(const std::string& library = {});
+
+// What of NCCL is there, and what is used instead: one line. Loads the library.
+std::string nccl_report();
 
 // Zeroed memory that forked ranks share with their parent: how they return results.
 class SharedMemory {

@@ -47,8 +47,9 @@ void run_rank(std::unique_ptr<Communicator> communicator, const RankBody& body, 
 
 }  // namespace
 
-void run_thread_ranks(int ranks, const RankBody& body) {
-  std::vector<std::unique_ptr<Communicator>> world = make_thread_world(ranks);
+void run_thread_ranks(int ranks, const RankBody& body) { run_thread_ranks(make_thread_world(ranks), body); }
+
+void run_thread_ranks(std::vector<std::unique_ptr<Communicator>> world, const RankBody& body) {
   FirstError first;
   std::vector<std::thread> threads;
   threads.reserve(world.size());

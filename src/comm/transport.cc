@@ -99,8 +99,7 @@ void Transport::abort(const std::string& reason) noexcept {
     const bool repeats = reason.compare(0, own.size(), own) == 0;
     const std::string what = "aborted: " + (repeats ? reason.substr(own.size()) : reason);
     become_failed(what, false);
-    tell_peers(fmt::format("rank {} {}", rank_, what));
-    withdraw();
+    tell_and_withdraw(fmt::format("rank {} {}", rank_, what));
   } catch (...) {
     failed_ = true;
     withdraw();
@@ -114,34 +113,38 @@ std::unique_ptr<Communicator> Transport::duplicate() {
 
 void Transport::fail(std::string_view cause) {
   become_failed(cause, false);
-  tell_peers(fmt::format("rank {} failed: {}", rank_, failure_.substr(prefix().size())));
-  withdraw();
+  if (!subordinate_) tell_and_withdraw(fmt::format("rank {} failed: {}", rank_, failure_.substr(prefix().size())));
   throw CommError(failure_);
 }
 
 void Transport::fail(const Operation& operation, std::string_view cause) {
   awaited_ = &operation;
+  failed_peer_ = operation.message.peer;
   fail(cause);
 }
 
 void Transport::fail_told_by_peer(const std::string& cause) {
   become_failed(cause, true);
-  tell_peers(cause);
-  withdraw();
+  if (!subordinate_) tell_and_withdraw(cause);
   throw PeerFailure(failure_);
 }
 
-void Transport::fail_as(const Transport& other) {
+void Transport::fail_as(const Transport& other, const Operation* operation) {
   const std::string cause = other.cause_;
   if (other.told_by_peer_) fail_told_by_peer(cause);
+  if (operation != nullptr) fail(*operation, cause);
   fail(cause);
 }
 
 void Transport::give_up(Transport& other, const std::string& cause) {
-  if (other.failed_) return;
-  other.become_failed(cause, false);
-  other.tell_peers(cause);
-  other.withdraw();
+  if (!other.failed_) other.become_failed(cause, false);
+  if (!other.peers_told_) other.tell_and_withdraw(cause);
+}
+
+void Transport::tell_and_withdraw(const std::string& cause) {
+  peers_told_ = true;
+  tell_peers(cause);
+  withdraw();
 }
 
 void Transport::become_failed(std::string_view cause, bool told_by_peer) {

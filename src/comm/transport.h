@@ -113,8 +113,11 @@ class Transport : public Communicator {
   static TimePoint last_sign_of_life(const Transport& other, int peer) { return other.last_sign_of_life(peer); }
   static bool has_left(const Transport& other, int peer) { return other.has_left(peer); }
   static void block(Transport& other, TimePoint until) { other.block(until); }
-  // Fails with the other's failure.
-  [[noreturn]] void fail_as(const Transport& other);
+  // While it is subordinate, a failure of the other one tells nobody: we do, in our words.
+  static void subordinate(Transport& other, bool is) { other.subordinate_ = is; }
+  // Fails with the other's failure; `operation`: of ours, with the peer that its failure was about, or null.
+  [[noreturn]] void fail_as(const Transport& other, const Operation* operation);
+  static int failed_peer(const Transport& other) { return other.failed_peer_; }  // -1: none in particular
   // Makes the other one failed, unless it is, and tells its peers, which are ours; throws nothing of it.
   static void give_up(Transport& other, const std::string& cause);
 
@@ -140,6 +143,7 @@ class Transport : public Communicator {
   static bool is_complete(Slot& slot);
   TimePoint check_peers(const Operation* pending, TimePoint begin, double deadline);
   void become_failed(std::string_view cause, bool told_by_peer);
+  void tell_and_withdraw(const std::string& cause);
 
   int rank_;
   int size_;
@@ -152,6 +156,9 @@ class Transport : public Communicator {
   const Operation* awaited_ = nullptr;  // what wait() is waiting for; errors name it
   bool failed_ = false;
   bool told_by_peer_ = false;
+  bool peers_told_ = false;
+  bool subordinate_ = false;
+  int failed_peer_ = -1;
   std::string failure_;
   std::string cause_;  // of the failure, without who waited for what
 };

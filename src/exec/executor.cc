@@ -107,7 +107,7 @@ void Executor::prepare_device() {
     throw InvalidArgument(fmt::format("fake_device delays work on the CPU, but this attention runs on {}", device_->name()));
   }
   device_->check_supported(params_of(*plan_).shape, plan_->has_backward);
-  mirror_.emplace(*device_, plan_->forward, plan_->backward);
+  if (!communicator_.takes_device_memory(arena_.data())) mirror_.emplace(*device_, plan_->forward, plan_->backward);
   std::int64_t rows = 0;
   std::int64_t attends = 0;
   std::int64_t launches = 0;
@@ -310,7 +310,7 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   requests_.clear();
   const auto begin = Clock::now();
   for (const Launch& launch : stage.before) enqueue(launch);
-  if (device_ != nullptr) copy_messages(stage, true);
+  if (mirror_) copy_messages(stage, true);
   if (device_ != nullptr ? !stage.rounds.empty() : !stage.before.empty()) drain();
   const auto prepared = Clock::now();
   post(stage);
@@ -321,7 +321,7 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   const auto computed = Clock::now();
   const bool communicates = !requests_.empty();
   if (options_.overlap) wait_for_messages();
-  if (device_ != nullptr) copy_messages(stage, false);
+  if (mirror_) copy_messages(stage, false);
   const auto end = Clock::now();
   if (!stage.before.empty()) trace_.add(Trace::Lane::compute, index, begin, prepared);
   if (!stage.compute.empty()) trace_.add(Trace::Lane::compute, index, posted, computed);

@@ -8,8 +8,9 @@
 // error after that aborts the communicator, so that the peers fail at once, and is thrown again by every later call.
 //
 // With a Device the arena and the caller's tensors are memory of that device and nothing here touches them: launches and copies
-// go to the device in order, and messages pass through host memory (message_mirror.h). The host waits for the device before it
-// posts messages, never at the end of a pass: what a pass computed is complete for what the caller enqueues behind it.
+// go to the device in order. Messages lie in the arena where the communicator takes memory of the device
+// (Communicator::takes_device_memory), else pass through host memory (message_mirror.h). The host waits for the device before
+// it posts messages, never at the end of a pass: what a pass computed is complete for what the caller enqueues behind it.
 //
 // Cost: everything is allocated by the constructor; forward() and backward() allocate nothing of ours unless they throw.
 // Thread safety: one thread at a time; the caller's tensors and the arena are ours until the call returns.
@@ -114,7 +115,7 @@ class Executor {
   Agreement agreement_;
   ExecuteOptions options_;
   std::unique_ptr<Device> device_;
-  std::optional<MessageMirror> mirror_;  // with a device
+  std::optional<MessageMirror> mirror_;  // with a device, unless the communicator takes its memory
   Arena arena_;
   ThreadPool pool_;
   Trace trace_;

@@ -247,7 +247,9 @@ Outputs run(const Case& test, const Whole& whole, const RankScript& script) {
     Attention attention = make_attention(test, wrapped ? *wrapped : communicator, execute);
     script(attention, ranks[static_cast<std::size_t>(communicator.rank())]);
   };
-  if (test.ranks == Ranks::threads) {
+  if (!test.devices.empty()) {
+    run_thread_ranks(make_thread_world(test.devices), body);
+  } else if (test.ranks == Ranks::threads) {
     run_thread_ranks(test.problem.ranks, body);
   } else {
     run_forked_ranks(test.problem.ranks, body);

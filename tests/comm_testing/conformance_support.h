@@ -156,7 +156,8 @@ struct Flight {
   std::vector<Request> requests;
 };
 
-inline Flight take_off(Communicator& comm, const RandomTraffic& traffic, std::uint64_t round, std::mt19937& random) {
+inline Flight take_off(Communicator& comm, const RandomTraffic& traffic, std::uint64_t round, std::mt19937& random,
+                       bool whole) {
   const auto size = static_cast<std::size_t>(comm.size());
   Flight flight{std::vector<Bytes>(size), std::vector<Bytes>(size), {}};
   std::vector<Message> batch;
@@ -171,7 +172,7 @@ inline Flight take_off(Communicator& comm, const RandomTraffic& traffic, std::ui
     if (!in.empty()) batch.push_back(receive_from(peer, in));
   }
   std::shuffle(batch.begin(), batch.end(), random);
-  const std::size_t cut = batch.empty() ? 0 : random() % batch.size();  // one round may be posted in parts
+  const std::size_t cut = batch.empty() || whole ? 0 : random() % batch.size();  // one round may be posted in parts
   flight.requests.push_back(comm.post(round, std::span(batch).first(cut)));
   flight.requests.push_back(comm.post(round, std::span(batch).subspan(cut)));
   return flight;

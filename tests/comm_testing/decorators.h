@@ -36,6 +36,7 @@ class ForwardingCommunicator : public Communicator {
   void progress() override { inner_.progress(); }
   void abort(const std::string& reason) noexcept override { inner_.abort(reason); }
   std::unique_ptr<Communicator> duplicate() override { return inner_.duplicate(); }  // not decorated
+  bool takes_device_memory(const void* data) const override { return inner_.takes_device_memory(data); }
   std::span<const PeerTraffic> traffic() const override { return inner_.traffic(); }
 
  protected:
@@ -154,6 +155,8 @@ class HostileCommunicator final : public ForwardingCommunicator {
     flights_[request] = std::move(flight);
     return request;
   }
+
+  bool takes_device_memory(const void* /*data*/) const override { return false; }  // it touches what it passes on
 
   bool test(Request request) override {
     const auto flight = flights_.find(request);

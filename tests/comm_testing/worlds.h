@@ -22,6 +22,8 @@ class World {
   virtual std::string name() const = 0;
   // The text of what each rank's body threw; empty where it returned. A body that throws aborts the others.
   virtual std::vector<std::string> run(int ranks, const RankBody& body) const = 0;
+  // The contract for messages in memory of devices: the messages of a round are posted in one batch.
+  virtual bool whole_rounds() const { return false; }
 };
 
 // What a body says when something is not as it should be; unlike EXPECT_* this also works in a forked process.

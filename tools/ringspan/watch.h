@@ -73,6 +73,7 @@ class WatchedCommunicator final : public Communicator {
   void progress() override;
   void abort(const std::string& reason) noexcept override { inner_.abort(reason); }
   std::unique_ptr<Communicator> duplicate() override { return inner_.duplicate(); }
+  bool takes_device_memory(const void* data) const override { return inner_.takes_device_memory(data); }
   std::span<const PeerTraffic> traffic() const override { return inner_.traffic(); }
 
  private:

@@ -1,0 +1,427 @@
+#include "comm/nccl_transport.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <thread>
+
+#include "base/check.h"
+#include "comm/agree.h"
+#include "comm/rounds.h"
+#include "ringspan/error.h"
+
+namespace ringspan {
+namespace {
+
+constexpr std::chrono::microseconds kPoll{50};    // of what a device does
+constexpr Communicator::Seconds kFarewell{10.0};  // for NCCL to end in good order
+constexpr std::uint64_t kIdRound = kDeviceRounds - 1;
+
+bool sends(const Message& message) { return message.direction == Message::Direction::send; }
+
+Transport& transport_of(Communicator& host) {
+  auto* transport = dynamic_cast<Transport*>(&host);
+  if (transport != nullptr) return *transport;
+  throw Unsupported(rank_prefix(host.rank(), host.size()) +
+                    "an NCCL communicator needs a transport of this library beside it (threads, processes, torch.distributed), "
+                    "not callbacks or a communicator around another");
+}
+
+// Differs with high probability where the identifiers do.
+std::int64_t hash_of(std::span<const std::byte> bytes) {
+  std::uint64_t hash = 0xcbf29ce484222325U;
+  for (const std::byte byte : bytes) hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001b3U;
+  return static_cast<std::int64_t>(hash);
+}
+
+}  // namespace
+
+// ---- Joining and leaving ------------------------------------------------------------------------------------------------
+
+NcclTransport::NcclTransport(Transport& host, const Setup& setup)
+    : Transport(host.rank(), host.size()),
+      host_(host),
+      setup_(setup),
+      greetings_sent_(static_cast<std::size_t>(host.size())),
+      left_(static_cast<std::size_t>(host.size())),
+      nccl_life_(Clock::now()) {}
+
+std::unique_ptr<Communicator> NcclTransport::make(Communicator& host, const Setup& setup) {
+  std::unique_ptr<NcclTransport> made(new NcclTransport(transport_of(host), setup));
+  made->join(setup.deadline);
+  return made;
+}
+
+// What only this rank needs, so that it may fail here alone.
+void NcclTransport::load() {
+  nccl_ = &NcclLibrary::load(setup_.library);
+  stream_ = setup_.make_stream();
+  const std::size_t bytes = setup_.unique_id.size();
+  if (bytes != 0 && bytes != NcclUniqueId::kBytes) {
+    throw InvalidArgument(fmt::format("unique_id has {} bytes; NCCL's have {}", bytes, NcclUniqueId::kBytes));
+  }
+}
+
+void NcclTransport::join(Seconds deadline) {
+  std::exception_ptr own_error;
+  try {
+    load();
+  } catch (const Error&) {
+    own_error = std::current_exception();
+  }
+  Agreement agreement(host_);
+  const std::array<AgreeField, 2> fields{
+      AgreeField{"the version of NCCL", nccl_ == nullptr ? 0 : nccl_->version},
+      AgreeField{"unique_id", setup_.unique_id.empty() ? 0 : hash_of(setup_.unique_id), false, true}};
+  agreement.agree(fields, own_error, deadline);
+  NcclUniqueId id = agree_on_id(deadline);
+  NcclConfig config;
+  int status = kNcclSuccess;
+  const auto poll = [&] {
+    const TimePoint begin = Clock::now();
+    while (status == kNcclInProgress && Seconds(Clock::now() - begin) < deadline) {
+      host_.progress();
+      std::this_thread::sleep_for(kPoll);
+      if (const int asked = nccl_->comm_get_async_error(comm_, &status); asked != kNcclSuccess) status = asked;
+    }
+    if (status == kNcclSuccess) return;
+    throw CommError(prefix() + (status == kNcclInProgress
+                                    ? fmt::format("NCCL did not join the ranks in {:g} s", deadline.count())
+                                    : "ncclCommInitRankConfig failed: " + error_text(status)));
+  };
+  try {
+    stream_->with_device([&] { status = nccl_->comm_init_rank_config(&comm_, size(), id, rank(), &config); });
+    poll();
+  } catch (const Error&) {
+    own_error = std::current_exception();
+    abort_nccl();
+  }
+  // Whoever joined learns of whoever did not.
+  agreement.agree_fingerprint(0, 0, own_error, deadline, kDeviceRounds - 128);
+  subordinate(host_, true);
+}
+
+NcclUniqueId NcclTransport::agree_on_id(Seconds deadline) {
+  NcclUniqueId id{};
+  if (!setup_.unique_id.empty()) {
+    std::memcpy(id.internal, setup_.unique_id.data(), sizeof id.internal);
+    return id;
+  }
+  std::exception_ptr own_error;
+  if (rank() == 0) {
+    if (const int status = nccl_->get_unique_id(&id); status != kNcclSuccess) {
+      own_error = std::make_exception_ptr(CommError(prefix() + "ncclGetUniqueId failed: " + error_text(status)));
+    }
+  }
+  Agreement(host_).agree_fingerprint(0, 0, own_error, deadline, kDeviceRounds - 256);
+  std::vector<Message> batch;
+  for (int peer = rank() == 0 ? 1 : 0; peer < (rank() == 0 ? size() : 1); ++peer) {
+    batch.push_back(
+        {rank() == 0 ? Message::Direction::send : Message::Direction::receive, peer, id.internal, sizeof id.internal});
+  }
+  host_.wait(host_.post(kIdRound, batch), deadline);
+  return id;
+}
+
+NcclTransport::~NcclTransport() {
+  if (!pending_.empty()) abort("left with requests outstanding");
+  failed() ? abort_nccl() : leave();
+  subordinate(host_, false);
+}
+
+// What was sent may still be on its way: NCCL is given time to deliver it.
+void NcclTransport::leave() noexcept {
+  if (comm_ == nullptr) return;
+  int status = nccl_->comm_finalize(comm_);
+  const TimePoint begin = Clock::now();
+  while (status == kNcclInProgress && Clock::now() - begin < kFarewell) {
+    std::this_thread::sleep_for(kPoll);
+    if (const int asked = nccl_->comm_get_async_error(comm_, &status); asked != kNcclSuccess) status = asked;
+  }
+  if (status != kNcclSuccess) return abort_nccl();
+  static_cast<void>(nccl_->comm_destroy(comm_));
+  comm_ = nullptr;
+}
+
+void NcclTransport::abort_nccl() noexcept {
+  if (comm_ != nullptr) static_cast<void>(nccl_->comm_abort(comm_));
+  comm_ = nullptr;
+}
+
+std::unique_ptr<Communicator> NcclTransport::make_duplicate() {
+  std::unique_ptr<Communicator> host = on_host([&] { return host_.duplicate(); });
+  Setup setup = setup_;
+  setup.unique_id.clear();  // one serves for one communicator
+  std::unique_ptr<NcclTransport> made(new NcclTransport(transport_of(*host), setup));
+  made->owned_host_ = std::move(host);
+  made->join(setup.deadline);
+  return made;
+}
+
+// ---- Posting ------------------------------------------------------------------------------------------------------------
+
+void NcclTransport::check_batch(std::uint64_t round, std::span<const Message> batch) {
+  std::size_t on_device = 0;
+  for (const Message& message : batch) on_device += stream_->holds(message.data) ? 1 : 0;
+  if (on_device == 0 || on_device == batch.size()) return;
+  throw InvalidArgument(fmt::format("{}{}: {} of {} messages lie in memory of {}; either all of a round do or none", prefix(),
+                                    round_name(round), on_device, batch.size(), stream_->name()));
+}
+
+void NcclTransport::start(Operation& operation) {
+  batch_.push_back(&operation);
+  if (operation.next_in_batch != nullptr) return;
+  if (free_.empty()) free_.push_back(&flights_.emplace_back());
+  Flight& flight = *free_.back();
+  free_.pop_back();
+  flight.first = batch_.front();
+  pending_.push_back(&flight);
+  stream_->holds(operation.message.data) ? greet(flight) : post_host(flight);
+  batch_.clear();
+  while (advance(flight)) {
+  }
+}
+
+void NcclTransport::post_host(Flight& flight) {
+  flight.phase = Flight::Phase::host;
+  messages_.clear();
+  for (const Operation* operation : batch_) messages_.push_back(operation->message);
+  flight.host_request = on_host([&] { return host_.post(flight.first->round, messages_); });
+}
+
+void NcclTransport::greet(Flight& flight) {
+  flight.phase = Flight::Phase::greeting;
+  flight.greetings.clear();
+  flight.greeted = 0;
+  for (Operation* operation : batch_) {
+    const int peer = operation->message.peer;
+    auto greeting =
+        std::find_if(flight.greetings.begin(), flight.greetings.end(), [&](const Greeting& g) { return g.peer == peer; });
+    if (greeting == flight.greetings.end()) {
+      flight.greetings.emplace_back();
+      greeting = std::prev(flight.greetings.end());
+      greeting->peer = peer;
+      greeting->out.round = operation->round;
+    }
+    (sends(operation->message) ? greeting->send : greeting->receive) = operation;
+    (sends(operation->message) ? greeting->out.to_you : greeting->out.from_you) = operation->message.bytes;
+  }
+  for (Greeting& greeting : flight.greetings) {  // only now does their place not change any more
+    const Message messages[] = {{Message::Direction::send, greeting.peer, &greeting.out, sizeof(Hello)},
+                                {Message::Direction::receive, greeting.peer, &greeting.in, sizeof(Hello)}};
+    const std::uint64_t number = greetings_sent_[static_cast<std::size_t>(greeting.peer)]++;
+    greeting.request = on_host([&] { return host_.post(kDeviceRounds + number, messages); });
+  }
+}
+
+// ---- Moving -------------------------------------------------------------------------------------------------------------
+
+// Runs what the host transport may fail at; we fail with it.
+template <typename Action>
+std::invoke_result_t<const Action&> NcclTransport::on_host(const Action& action) {
+  try {
+    return action();
+  } catch (const CommError&) {
+    fail_as(host_, pending_with(failed_peer(host_)));
+  }
+}
+
+const Transport::Operation* NcclTransport::pending_with(int peer) const {
+  for (const Flight* flight : pending_) {
+    for (const Operation* operation = flight->first; operation != nullptr; operation = operation->next_in_batch) {
+      if (operation->message.peer == peer) return operation;
+    }
+  }
+  return nullptr;
+}
+
+void NcclTransport::pump() {
+  for (int peer = 0; peer < size(); ++peer) left_[static_cast<std::size_t>(peer)] = Transport::has_left(host_, peer);
+  on_host([&] { host_.progress(); });
+  for (std::size_t index = 0; index < pending_.size();) {
+    Flight& flight = *pending_[index];
+    if (advance(flight)) continue;  // it may have landed, or go on
+    ++index;
+  }
+}
+
+// True where something has changed.
+bool NcclTransport::advance(Flight& flight) {
+  const auto arrived = [&](Request request) {
+    return on_host([&] {
+      if (!host_.test(request)) return false;
+      host_.wait(request, Seconds(0));
+      return true;
+    });
+  };
+  switch (flight.phase) {
+    case Flight::Phase::host:
+      if (flight.first == nullptr || !arrived(flight.host_request)) return false;
+      land(flight);
+      return true;
+    case Flight::Phase::greeting: {
+      const std::size_t before = flight.greeted;
+      while (flight.greeted < flight.greetings.size() && arrived(flight.greetings[flight.greeted].request)) {
+        check(flight.greetings[flight.greeted++]);
+      }
+      if (flight.greeted == flight.greetings.size()) flight.phase = Flight::Phase::ready;
+      return flight.greeted != before;
+    }
+    case Flight::Phase::ready:
+      for (const Flight* earlier : pending_) {
+        if (earlier == &flight) break;
+        if (earlier->phase != Flight::Phase::host && earlier->phase != Flight::Phase::flying) return false;
+      }
+      launch(flight);
+      return true;
+    case Flight::Phase::launching:
+    case Flight::Phase::flying: {
+      const Flight::Phase before = flight.phase;
+      poll_nccl(flight);
+      return flight.phase != before;
+    }
+  }
+  return false;
+}
+
+void NcclTransport::check(const Greeting& greeting) {
+  const Hello& in = greeting.in;
+  const Hello& out = greeting.out;
+  if (greeting.send != nullptr && (in.round != out.round || in.from_you != out.to_you)) {
+    fail(*greeting.send, mismatch_at_sender(*greeting.send, in.round, in.from_you));
+  }
+  if (greeting.receive != nullptr && (in.round != out.round || in.to_you != out.from_you)) {
+    fail(*greeting.receive, mismatch_at_receiver(*greeting.receive, in.round, in.to_you));
+  }
+  if (greeting.send != nullptr && in.to_you != out.from_you) {
+    fail(fmt::format("rank {} sends {} bytes in {}, which nobody here receives", greeting.peer, in.to_you,
+                     round_name(in.round)));
+  }
+  if (greeting.receive != nullptr && in.from_you != out.to_you) {
+    fail(fmt::format("rank {} expects {} bytes in {}, which nobody here sends", greeting.peer, in.from_you,
+                     round_name(in.round)));
+  }
+}
+
+// The whole batch is one group: a group is one step of the stream, in which everything moves at the same time.
+void NcclTransport::launch(Flight& flight) {
+  const char* call = "ncclGroupStart";
+  int status = kNcclSuccess;
+  stream_->with_device([&] {
+    status = nccl_->group_start();
+    if (status != kNcclSuccess) return;
+    const auto works = [&] { return status == kNcclSuccess || status == kNcclInProgress; };
+    for (const Operation* operation = flight.first; operation != nullptr && works(); operation = operation->next_in_batch) {
+      const Message& message = operation->message;
+      const auto bytes = static_cast<std::size_t>(message.bytes);
+      call = sends(message) ? "ncclSend" : "ncclRecv";
+      status = sends(message) ? nccl_->send(message.data, bytes, kNcclUint8, message.peer, comm_, stream_->handle())
+                              : nccl_->recv(message.data, bytes, kNcclUint8, message.peer, comm_, stream_->handle());
+    }
+    const bool queued = works();
+    const int ended = nccl_->group_end();
+    if (!queued) return;
+    call = "ncclGroupEnd";
+    status = ended;
+  });
+  if (status != kNcclSuccess && status != kNcclInProgress) fail_nccl(call, status);
+  flight.phase = Flight::Phase::launching;
+  nccl_life_ = Clock::now();
+}
+
+// An event may be recorded only when NCCL has put the group on the stream, which it does in its own time.
+void NcclTransport::poll_nccl(Flight& flight) {
+  const int status = async_error();
+  if (status != kNcclSuccess && status != kNcclInProgress) fail_nccl("a group", status);
+  if (flight.phase == Flight::Phase::launching) {
+    if (status == kNcclInProgress) return;
+    flight.event = stream_->record();
+    flight.phase = Flight::Phase::flying;
+    return;
+  }
+  if (!stream_->is_complete(flight.event)) return;
+  nccl_life_ = Clock::now();
+  land(flight);
+}
+
+void NcclTransport::land(Flight& flight) {
+  for (Operation* operation = flight.first; operation != nullptr; operation = operation->next_in_batch) {
+    operation->moved = operation->message.bytes;
+    operation->complete.store(true, std::memory_order_release);
+  }
+  pending_.erase(std::find(pending_.begin(), pending_.end(), &flight));
+  flight.first = nullptr;
+  flight.phase = Flight::Phase::host;
+  free_.push_back(&flight);
+}
+
+int NcclTransport::async_error() {
+  int state = kNcclSuccess;
+  const int status = nccl_->comm_get_async_error(comm_, &state);
+  return status == kNcclSuccess ? state : status;
+}
+
+void NcclTransport::block(TimePoint until) {
+  if (group_in_progress()) {
+    std::this_thread::sleep_until(std::min(until, Clock::now() + kPoll));
+  } else {
+    on_host([&] { Transport::block(host_, until); });
+  }
+}
+
+// ---- Life and death -----------------------------------------------------------------------------------------------------
+
+bool NcclTransport::group_in_progress() const {
+  return std::any_of(pending_.begin(), pending_.end(), [](const Flight* flight) {
+    return flight->phase == Flight::Phase::launching || flight->phase == Flight::Phase::flying;
+  });
+}
+
+Transport::TimePoint NcclTransport::last_sign_of_life(int peer) const {
+  return group_in_progress() ? nccl_life_ : Transport::last_sign_of_life(host_, peer);
+}
+
+std::string NcclTransport::silence(int peer) const {
+  return group_in_progress() ? fmt::format("rank {} has come, but NCCL has moved nothing", peer) : "no sign of life";
+}
+
+// A rank may leave when its part of the last group is done; ours may not be, yet.
+bool NcclTransport::has_left(int peer) const { return !group_in_progress() && left_[static_cast<std::size_t>(peer)]; }
+
+void NcclTransport::tell_peers(const std::string& cause) { give_up(host_, cause); }
+
+// Ends the kernels of groups that are on the stream, or will be; when the stream is empty, nothing uses our buffers.
+void NcclTransport::withdraw() {
+  const bool busy = group_in_progress();
+  for (Flight* flight : pending_) {
+    flight->first = nullptr;
+    flight->phase = Flight::Phase::host;
+    free_.push_back(flight);
+  }
+  pending_.clear();
+  batch_.clear();
+  if (!busy) return;
+  abort_nccl();
+  try {
+    const std::uint64_t last = stream_->record();
+    while (!stream_->is_complete(last)) std::this_thread::sleep_for(kPoll);
+  } catch (const DeviceError&) {
+    return;  // a failed device runs nothing more
+  }
+}
+
+std::string NcclTransport::error_text(int status) const {
+  const char* what = nccl_->get_error_string(status);
+  const char* last = nccl_->get_last_error(comm_);
+  std::string text = fmt::format("{} ({})", what == nullptr ? "unknown error" : what, status);
+  if (last != nullptr && *last != '\0') text += fmt::format(": {}", last);
+  return text;
+}
+
+void NcclTransport::fail_nccl(const char* call, int status) {
+  fail(fmt::format("{} of NCCL failed: {}", call, error_text(status)));
+}
+
+}  // namespace ringspan
