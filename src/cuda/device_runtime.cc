@@ -77,6 +77,22 @@ class CudaRuntime final : public Runtime {
   }
 
   std::string name() const override { return name_; }
+  void* stream() override { return stream_; }
+  void with_device(FunctionRef<void()> action) override {
+    const CurrentDevice current(index_);
+    action();
+  }
+  void reach(const Runtime& other) override {
+    const auto* peer = dynamic_cast<const CudaRuntime*>(&other);
+    if (peer == nullptr || peer->index_ == index_) return;
+    const CurrentDevice current(index_);
+    int can = 0;
+    check(cudaDeviceCanAccessPeer(&can, index_, peer->index_), fmt::format("cannot ask {} about {}", name_, peer->name_));
+    if (can == 0) return;
+    const cudaError_t status = cudaDeviceEnablePeerAccess(peer->index_, 0);
+    static_cast<void>(cudaGetLastError());  // that it is enabled already is an error to CUDA, and stays one
+    if (status != cudaErrorPeerAccessAlreadyEnabled) check(status, fmt::format("{} cannot reach {}", name_, peer->name_));
+  }
   int shared_bytes_per_block() const override { return shared_bytes_; }
   bool holds(const void* data) const override {
     cudaPointerAttributes attributes{};

@@ -8,6 +8,7 @@
 
 #include "cuda/emulated_capture.h"
 #include "cuda/emulated_memory.h"
+#include "cuda/emulated_stream.h"
 #include "cuda/emulation.h"
 #include "cuda/runtime.h"
 #include "ringspan/error.h"
@@ -81,6 +82,9 @@ class EmulatedRuntime final : public Runtime {
 
   std::string name() const override { return "cuda-emulated"; }
   bool holds(const void* data) const override { return is_tagged(data); }
+  void* stream() override { return &stream_; }
+  void with_device(FunctionRef<void()> action) override { action(); }
+  void reach(const Runtime& /*other*/) override {}  // its memory is that of all
   int shared_bytes_per_block() const override { return 227 * 1024; }
 
   bool is_capturing() override { return capture_ != nullptr && capture_->active; }
@@ -177,6 +181,9 @@ class EmulatedRuntime final : public Runtime {
   ThreadPool pool_{1};
   EmulatedCapture* capture_;
   std::unique_ptr<Queue> queue_;
+  EmulatedStream stream_{
+      [](void* queue, void (*function)(void*), void* argument) { static_cast<Queue*>(queue)->launch({function, argument}); },
+      queue_.get()};
 };
 
 }  // namespace

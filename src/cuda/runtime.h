@@ -10,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "base/function_ref.h"
 #include "cuda/arguments.h"
 #include "cuda/gradient.h"
 #include "exec/queue.h"
@@ -21,6 +22,13 @@ class Runtime {
   virtual ~Runtime() = default;
   virtual std::string name() const = 0;
   virtual bool holds(const void* data) const = 0;
+  // What the driver calls the stream: a cudaStream_t; of the emulated device an EmulatedStream (emulated_stream.h).
+  virtual void* stream() = 0;
+  // Runs the action with the device as the calling thread's current one.
+  virtual void with_device(FunctionRef<void()> action) = 0;
+  // Lets this device reach the memory of another one of the same kind directly, where the hardware can; elsewhere copies
+  // between them are the driver's business.
+  virtual void reach(const Runtime& other) = 0;
   // Shared memory that a block may have, in bytes.
   virtual int shared_bytes_per_block() const = 0;
 
@@ -41,7 +49,7 @@ class Runtime {
   virtual void sum_sinks(const SinkArguments& arguments) = 0;
 
   virtual Event record() = 0;
-  virtual bool is_complete(Event event) = 0;
+  virtual bool is_complete(Event event) = 0;  // by any thread
   virtual void wait(Event event, FunctionRef<void()> progress) = 0;
 };
 
