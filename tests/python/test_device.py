@@ -2,7 +2,12 @@
 through."""
 
 import contextlib
+import ctypes
+import os
+import shutil
+import subprocess
 import types
+from pathlib import Path
 
 import pytest
 import torch
@@ -126,7 +131,11 @@ def test_a_compiled_graph():
         assert_close(t.grad, e.grad)
 
 
-def _in_a_group(rank, ranks):
+def _in_a_group(rank, ranks, stand_in=None):
+    if stand_in is not None:
+        os.environ["RINGSPAN_EMULATED_NCCL"] = stand_in
+        on_host = rt.attention(torch.ones(1, 4, 4, 16), *[torch.ones(1, 4, 2, 16)] * 2, group=dist.group.WORLD, sharding="contiguous")
+        assert_close(on_host, torch.ones(1, 4, 4, 16).double())  # a session over the transport that NCCL's takes over
     torch.manual_seed(0)
     n, offsets = 61, [0, 20, 61]
     q, d_out = torch.randn(1, n, 4, 16), torch.randn(1, n, 4, 16)
@@ -163,9 +172,75 @@ def test_two_ranks_of_a_group():
     run_ranks(2, _in_a_group)
 
 
+def _by_nccl(rank, ranks, stand_in):
+    _in_a_group(rank, ranks, stand_in)
+    library = ctypes.CDLL(stand_in)  # the one that is loaded
+    library.stand_in_count.restype = ctypes.c_int64
+    return [library.stand_in_count(what) for what in (1, 2)]  # messages, aborts
+
+
+def test_messages_go_by_nccl_from_device_to_device(tmp_path):
+    """A stand-in with NCCL's interface, which knows the emulated device's streams. NCCL itself has not run."""
+    compiler = shutil.which("c++") or shutil.which("g++")
+    if compiler is None:
+        pytest.skip("no C++ compiler to build the stand-in for NCCL with")
+    root = Path(__file__).resolve().parents[2]
+    library = str(tmp_path / "libstand_in.so")
+    folders = [f"-I{root / folder}" for folder in ("src", "include", "tests")]
+    subprocess.run([compiler, "-std=c++20", "-O1", "-shared", "-fPIC", *folders, root / "tests/nccl/stand_in.cc", "-o", library, "-lpthread",
+                    "-lrt"], check=True)  # fmt: skip
+    for messages, aborts in run_ranks(2, _by_nccl, library):
+        assert messages > 10 and aborts == 0
+
+
+def _without_nccl(rank, ranks):
+    os.environ["RINGSPAN_EMULATED_NCCL"] = "/nowhere/libnccl.so.2"
+    x = torch.ones(1, 4, 2, 16)
+    with pytest.warns(RuntimeWarning, match="messages of this group pass through host memory: .*/nowhere/libnccl.so.2"):
+        o = rt.attention(x, x, x, group=dist.group.WORLD, sharding="contiguous", device=DEVICE)
+    assert_close(o, x.double())
+
+
+def test_without_nccl_messages_pass_through_the_host():
+    run_ranks(2, _without_nccl)
+
+
+def test_nccl_is_asked_for_on_cuda_only(monkeypatch):
+    places = [_device.Place(torch.device("cpu"), ""), _device.Place(torch.device("cpu"), DEVICE), _device.Place(torch.device("cuda", 0), "")]
+    monkeypatch.delenv("RINGSPAN_NCCL", raising=False)
+    assert [_device.nccl_library(place) for place in places] == [None, None, ""]
+    monkeypatch.setenv("RINGSPAN_NCCL", "0")
+    assert [_device.nccl_library(place) for place in places] == [None, None, None]
+
+
 def test_the_ops_are_registered_for_cuda():
     for name in ("attention_forward", "attention_backward"):
         assert torch._C._dispatch_has_kernel_for_dispatch_key(f"ringspan::{name}", "CUDA")
+
+
+def test_cuda_tensors_give_cuda_tensors(monkeypatch):
+    """Everything before and after the op, by torch's fake tensors of a GPU: nothing lands on the CPU or mixes devices."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    monkeypatch.setattr(ringspan._core, "HAS_CUDA", True)
+    sharding = rt.Sharding("zigzag", tokens=24, ranks=3)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        q, k = torch.empty(1, 24, 4, 16, device="cuda"), torch.empty(1, 24, 2, 16, device="cuda")
+        vectors = dict(sinks=torch.empty(4, device="cuda"), alibi_slopes=torch.empty(4, device="cuda"))
+        for options in (vectors, dict(cu_seqlens=[0, 5, 24]), dict(dropout_p=0.1), dict(device="cuda"), dict(device="cuda:0")):
+            o, lse = rt.attention(q, k, k, causal=True, return_lse=True, **options)
+            assert o.device == lse.device == q.device and o.shape == q.shape and lse.shape == (1, 4, 24)
+        with pytest.raises(ringspan.InvalidArgument, match="sinks is on cpu, but q is on cuda:0"):
+            rt.attention(q, k, k, sinks=torch.empty(4))
+        with pytest.raises(ringspan.InvalidArgument, match="device is cpu, but q is on cuda:0"):
+            rt.attention(q, k, k, device="cpu")
+        with pytest.raises(ringspan.InvalidArgument, match="cuda-emulated, whose memory is tensors of the CPU, but q is on cuda:0"):
+            rt.attention(q, k, k, device=DEVICE)
+        parts = [sharding.shard(q, rank=rank) for rank in range(3)]
+        assert {t.device for t in (*parts, sharding.unshard(parts))} == {q.device}
+        monkeypatch.setattr(ringspan._core, "HAS_CUDA", False)
+        with pytest.raises(ringspan.Unsupported, match="q is on cuda:0, but this ringspan was built without CUDA"):
+            rt.attention(q, k, k)
 
 
 # ---- what only CUDA has, with torch's functions replaced: which stream is given, and what waits for what

@@ -6,6 +6,7 @@ the library's emulation of a CUDA device, for tests: tensors of the CPU are its 
 """
 
 import contextlib
+import os
 import re
 
 import torch
@@ -74,6 +75,15 @@ class Place:
 def handle_of(stream):
     """What the library is given for a stream. 0 there means one of its own, so that CUDA's default stream has its other name."""
     return 0 if stream is None else stream.cuda_stream or 1
+
+
+def nccl_library(place):
+    """The library that the ranks of a group on this device ask for, "": the system's; None: none. RINGSPAN_NCCL=0 does without.
+
+    The emulated device has streams that NCCL does not know: there only RINGSPAN_EMULATED_NCCL names one, a stand-in."""
+    if place.kind == EMULATED:
+        return os.environ.get("RINGSPAN_EMULATED_NCCL")
+    return "" if place.kind == "cuda" and os.environ.get("RINGSPAN_NCCL") != "0" else None
 
 
 class Session:

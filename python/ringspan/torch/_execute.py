@@ -11,6 +11,7 @@ much larger it has to be is different on each rank. A training run has one sessi
 import hashlib
 import struct
 import threading
+import warnings
 from collections import OrderedDict
 
 import torch
@@ -18,7 +19,7 @@ import torch
 from .. import _core
 from .._plan import make_options, make_problem
 from .._threads import num_threads
-from ..errors import CommError, InvalidArgument, Unsupported
+from ..errors import CommError, Error, InvalidArgument, Unsupported
 from . import _device, _simulate, _transport
 from ._spec import decode
 
@@ -110,6 +111,7 @@ class Call:
         return [
             ("the pass (0 forward, 1 backward)", int(backward), False),
             ("device (0 cpu, 1 cuda, 2 cuda-emulated)", _device.KINDS.index(self.place.kind), False),
+            ("whether NCCL may be used (RINGSPAN_NCCL)", int(_device.nccl_library(self.place) is not None), False),
             ("batch", b, False),
             ("heads", h, False),
             ("kv_heads", h_k, False),
@@ -181,6 +183,7 @@ class _Group:
         self.core = transport.core
         self._calls = 0
         self._devices = {}  # of each kind the one that was used
+        self._joined = False  # NCCL was asked for
         self._sessions = _Recent(_KEPT_SESSIONS)
         self._requests = _Recent(_KEPT_PLANS)  # call.key and pass: (fields, digest)
         self._lengths = _Recent(_KEPT_PLANS)
@@ -211,6 +214,7 @@ class _Group:
         fields, digest = self._request(call, backward)
         records = self._greet(digest, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
         tokens_q, tokens_k = self._check_lengths(call.spec, records)
+        self._join_nccl(call.place, deadline)
         key = (digest if not backward else self._request(call, False)[1], tokens_q, tokens_k)
         session = self._sessions.get(key)
         if session is None:
@@ -225,6 +229,20 @@ class _Group:
             self._kept.append((session, tensors))
             raise
         return None
+
+    def _join_nccl(self, place, deadline):
+        """Collective, before the first session on a device: from then on messages go from device to device where NCCL can."""
+        library = _device.nccl_library(place)
+        if self._joined or library is None:
+            return
+        self._joined = True
+        try:
+            core = _core.make_nccl_communicator(self.transport.core, place.name, library, deadline)
+        except Error as error:  # of all ranks
+            warnings.warn(f"messages of this group pass through host memory: {error}", RuntimeWarning, stacklevel=2)
+            return
+        self._sessions.clear()  # they use the transport that NCCL's has taken over
+        self.core = core
 
     def _check_device(self, place, deadline):
         """A session stays on its device, and is made by all ranks together."""

@@ -40,8 +40,8 @@ def _backend_of(group):
         return group._get_backend(torch.device("cpu")).name()
     except (RuntimeError, ValueError):
         raise Unsupported(
-            "the process group has no backend for CPU tensors, and ringspan's messages pass through host memory, those of CUDA tensors "
-            'too; make it with init_process_group("gloo"), or "cpu:gloo,cuda:nccl" where CUDA needs nccl'
+            "the process group has no backend for CPU tensors, over which ringspan's ranks talk, also where NCCL moves their messages; "
+            'make it with init_process_group("gloo"), or "cpu:gloo,cuda:nccl" where CUDA needs nccl'
         ) from None
 
 
