@@ -159,7 +159,7 @@ class UnitForward {
 
   // Decided by the task and unit alone, not by the rows of this call: the bits are not those of packed tiles.
   bool is_few(const AttendTask& task, IndexRange heads, IndexRange keys) const {
-    return ops_.attend_few != nullptr && !params_.shape.alibi && !params_.shape.dropout &&
+    return ops_.few_pays[s_.dims.dtype] && !params_.shape.alibi && !params_.shape.dropout &&
            heads.size() * task.q_count <= kFewRows && keys.end <= std::numeric_limits<std::int32_t>::max() &&
            heads_of_tile(task, {0, task.q_count}, heads) == heads.size();
   }

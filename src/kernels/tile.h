@@ -112,7 +112,8 @@ struct TileOps {
   bool (*pack_queries)(const TileDims& dims, void* out, const RowSource& q, float scale);
   void (*attend)(const ForwardTile& tile);
   // The same for at most kFewRows queries that all see every key of the tile, without ALiBi and dropout, from rows that are not
-  // packed; k_space and v_space have room for packed ones. nullptr: packing pays here too.
+  // packed; k_space and v_space have room for packed ones. few_pays: of which dtypes; packing pays with others.
+  bool few_pays[3];
   void (*attend_few)(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space);
 
   TileSizes (*backward_sizes)(const TileDims& dims);

@@ -182,9 +182,9 @@ void attend_backward_tile(const BackwardTile& tile) {
 }
 
 constexpr TileOps make_tile_ops() {
-  return {kWidth,         false,        forward_sizes, forward_bytes,        pack_keys,
-          pack_values,    pack_queries, attend_tile,   attend_few,           backward_sizes,
-          backward_bytes, begin_keys,   begin_queries, attend_backward_tile, end_keys};
+  return {kWidth,       false,         forward_sizes,        forward_bytes, pack_keys,      pack_values,
+          pack_queries, attend_tile,   {true, true, true},   attend_few,    backward_sizes, backward_bytes,
+          begin_keys,   begin_queries, attend_backward_tile, end_keys};
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 // and ds row by row is the left one of dq += ds k. Gradients of keys gather transposed and are turned once per key tile.
 #pragma once
 
-#include "kernels/tile_pairs_forward.h"
+#include "kernels/tile_pairs_few.h"
 
 namespace ringspan::kernels {
 namespace {
@@ -431,7 +431,8 @@ constexpr TileOps make_pair_tile_ops() {
           pack_values_by_type,
           pack_queries_by_type,
           attend_by_type,
-          nullptr,
+          {false, true, false},
+          attend_few_pairs,
           backward_sizes_pairs,
           backward_bytes_by_type,
           begin_keys_by_type,

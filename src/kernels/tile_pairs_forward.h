@@ -33,12 +33,15 @@ struct ForwardParts {
   ForwardBytes bytes() const {
     return {to_line(2 * kPlanes * k_plane), to_line(2 * kPlanes * v_plane), to_line(2 * kPlanes * q_plane),
             to_line(4 * kPairRows * s_stride + 2 * kPlanes * p_plane + 4 * kPairRows * sum_stride +
-                    2 * kPlanes * keys * kPanelColumns)};
+                    2 * kPlanes * keys * kPanelColumns + 2 * kPairRows * q_stride)};
   }
   static float* scores(const ForwardTile& tile) { return static_cast<float*>(tile.work); }
   Word* probabilities(const ForwardTile& tile) const { return reinterpret_cast<Word*>(scores(tile) + kPairRows * s_stride); }
   float* sums(const ForwardTile& tile) const { return reinterpret_cast<float*>(probabilities(tile) + kPlanes * p_plane); }
   Word* copy(const ForwardTile& tile) const { return reinterpret_cast<Word*>(sums(tile) + kPairRows * sum_stride); }
+  Word* turned(const ForwardTile& tile) const {
+    return copy(tile) + kPlanes * keys * kPanelColumns;
+  }  // of attend_few_pairs: queries
 };
 
 // Scores become what the formula says, in place: scale, softcap, ALiBi.

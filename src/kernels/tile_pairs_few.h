@@ -1,0 +1,104 @@
+// Few queries that all see every key of a tile, in bfloat16; see tile_pairs.h. Keys and values are used once, so what packing
+// costs counts: keys are the left operand of
+//     s^T = k q^T
+// which is rows as they lie in memory, the turned queries the small right one. Maxima, exponentials and sums of 16 queries are
+// taken side by side; probabilities are turned where they are rounded.
+#pragma once
+
+#include "kernels/tile_pairs_forward.h"
+
+namespace ringspan::kernels {
+namespace {
+
+constexpr int kLinesPerGroup = 32;  // fetched beside 16 keys
+
+// Scores s[key][query] of at most 16 queries from `row` on become probabilities p[query][key] relative to their new maxima,
+// zero from the last key to the next multiple of 32. shrink: e^(m - m').
+inline void softmax_columns(const ForwardTile& tile, int row, float* s, std::int64_t s_stride, Word* p, std::int64_t p_stride,
+                            float* shrink) {
+  const int present = at_most(kWidth, tile.rows - row);
+  const bool plain = tile.scale > 0.0F && tile.softcap <= 0.0F;
+  const float scale = plain ? tile.scale : 1.0F;
+  if (!plain) {
+    const Reg factor = Isa::set1(tile.scale), cap = Isa::set1(tile.softcap);
+    const Reg inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
+    for (int key = 0; key < tile.keys; ++key) {
+      const Reg x = Isa::load(s + key * s_stride) * factor;
+      Isa::store(s + key * s_stride, tile.softcap > 0.0F ? cap * tanh_of(x * inverse) : x);
+    }
+  }
+  Reg top[4];
+  for (Reg& t : top) t = Isa::set1(-kInf);
+  for (int key = 0; key < tile.keys; ++key) top[key % 4] = Isa::max(Isa::load(s + key * s_stride), top[key % 4]);
+  const Reg tile_m = Isa::max(Isa::max(top[0], top[1]), Isa::max(top[2], top[3])) * Isa::set1(scale);
+  const Reg old_m = Isa::load_partial(tile.m + row, present);
+  const Reg new_m = tile_m > old_m ? tile_m : old_m;
+  // No inf - inf while a row has only scores of -inf.
+  const Reg origin = (new_m == Isa::set1(-kInf) ? Isa::zero() : new_m) * Isa::set1(-kLog2e);
+  const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
+  const Reg exponent = Isa::set1(scale * kLog2e);
+  Reg sum[2] = {Isa::zero(), Isa::zero()};
+  for (int first = 0; first < up32(tile.keys); first += kWidth) {
+    Reg t[kWidth];
+    for (int i = 0; i < kWidth; ++i) {
+      t[i] = first + i < tile.keys ? exp2_of(Isa::fma(Isa::load(s + (first + i) * s_stride), exponent, origin)) : Isa::zero();
+      sum[i % 2] += t[i];
+    }
+    Isa::transpose(t);
+    for (int query = 0; query < kWidth; ++query)
+      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + query * p_stride + first), round_to_words(t[query]));
+    if (tile.ahead != nullptr) fetch_lines(tile.ahead, kLinesPerGroup);
+  }
+  Isa::store(shrink, factor);
+  Isa::store_partial(tile.m + row, new_m, present);
+  Isa::store_partial(tile.l + row, Isa::fma(Isa::load_partial(tile.l + row, present), factor, sum[0] + sum[1]), present);
+}
+
+// s[key][query] of the queries of a block. Rows that end a tile are copied, since a product may read 16 of them at a time, and
+// those that are no multiple of 32 elements or not equally far apart.
+inline void turned_scores(const ForwardTile& tile, const RowSource& k, Word* space, const Right& queries, int columns,
+                          float* s) {
+  const int depth = up32(tile.dims.head_dim);
+  const bool in_place = k.index == nullptr && k.width == depth;
+  const int whole = in_place ? k.rows / 16 * 16 : 0;
+  const auto product = [&](int first, int rows, const Left& keys) {
+    multiply_pairs<AllProducts<1>>(rows, columns, depth, keys, queries, s + static_cast<std::int64_t>(first) * columns, columns,
+                                   false, tile.ahead);
+  };
+  if (whole > 0) product(0, whole, Left{static_cast<const Word*>(k.data), k.stride, 0});
+  if (whole == k.rows) return;
+  RowSource rest = k;
+  rest.rows -= whole;
+  if (in_place) rest.data = static_cast<const Word*>(k.data) + whole * k.stride;
+  pack_left<BFloat16>(space, depth, 0, rest);
+  product(whole, rest.rows, Left{space, depth, 0});
+}
+
+void attend_few_pairs(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space) {
+  const Dot::Session session;
+  const ForwardParts<BFloat16> parts(tile.dims);
+  auto* const values = static_cast<Word*>(v_space);
+  pack_right_rows<BFloat16>(values, parts.v_panel, 0, v);
+  float* const scores = parts.scores(tile);
+  Word* const probabilities = parts.probabilities(tile);
+  float* const sums = parts.sums(tile);
+  const int width = up16(tile.dims.head_dim_v);
+  const Right queries{parts.turned(tile), parts.k_panel, 0};
+  for (int first = 0; first < tile.rows; first += kPairRows) {
+    const int rows = at_most(kPairRows, tile.rows - first), columns = up16(rows);
+    const Word* const q = static_cast<const Word*>(tile.q) + first * parts.q_stride;
+    pack_right_columns<BFloat16>(parts.turned(tile), parts.k_panel, 0,
+                                 RowSource{q, parts.q_stride, nullptr, rows, up32(tile.dims.head_dim)});
+    turned_scores(tile, k, static_cast<Word*>(k_space), queries, columns, scores);
+    float shrink[kPairRows];
+    for (int r = 0; r < rows; r += kWidth)
+      softmax_columns(tile, first + r, scores + r, columns, probabilities + r * parts.p_stride, parts.p_stride, shrink + r);
+    multiply_pairs<LargeProducts<1>>(rows, width, up32(tile.keys), Left{probabilities, parts.p_stride, 0},
+                                     Right{values, parts.v_panel, 0}, sums, parts.sum_stride, false, tile.ahead);
+    for (int r = 0; r < rows; ++r)
+      shrink_and_add(tile.acc + (first + r) * tile.acc_stride, shrink[r], sums + r * parts.sum_stride, width);
+  }
+}
+
+}  // namespace
+}  // namespace ringspan::kernels
