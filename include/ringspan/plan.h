@@ -40,6 +40,7 @@ struct TunedSizes {
   Tile attend_tile, attend_backward_tile;
   std::int64_t bucket_rows = 0;  // the fewest rows of a bucket where the planner chooses; the smallest of all ranks counts
   std::string source;            // for people: a file and a date
+  bool operator==(const TunedSizes&) const = default;
 };
 
 // Where a size comes from: "given" by the options, "tuned", "default", or made smaller for the "memory budget".

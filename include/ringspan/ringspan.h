@@ -10,4 +10,5 @@
 #include "ringspan/problem.h"       // IWYU pragma: export
 #include "ringspan/sharding.h"      // IWYU pragma: export
 #include "ringspan/transports.h"    // IWYU pragma: export
+#include "ringspan/tuning.h"        // IWYU pragma: export
 #include "ringspan/version.h"       // IWYU pragma: export

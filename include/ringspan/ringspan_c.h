@@ -142,6 +142,10 @@ typedef struct ringspan_options {
   int64_t message_nanoseconds;
   const char* attend_kernel; /* NULL: the best that supports the shape */
   const char* attend_backward_kernel;
+  int32_t attend_tile_queries; /* tiles of the CPU's kernels; both 0: as tuned on this machine, else the kernel's own */
+  int32_t attend_tile_keys;
+  int32_t attend_backward_tile_queries;
+  int32_t attend_backward_tile_keys;
 } ringspan_options;
 
 /* The global positions of a rank's rows, in the order in which it stores them. Writes *rows and, where `capacity` is at least

@@ -37,7 +37,9 @@ def make_problem(
     return problem
 
 
-def make_options(*, strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=1, kernel=""):
+def make_options(
+    *, strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=1, kernel="", tile=None, backward_tile=None
+):  # fmt: skip
     options = PlanOptions()
     options.strategy = strategy
     options.backward = backward
@@ -46,6 +48,8 @@ def make_options(*, strategy="auto", backward=True, memory_budget=0, bucket_rows
     options.threads = threads
     options.attend_kernel = kernel
     options.attend_backward_kernel = kernel
+    options.attend_tile = tile or (0, 0)
+    options.attend_backward_tile = backward_tile or (0, 0)
     return options
 
 
@@ -122,11 +126,13 @@ def plan(
     pattern: _core.Pattern | str | None = None, causal: bool = False, window: tuple[int, int] | None = None, cu_seqlens=None,
     cu_seqlens_k=None, softcap: float = 0.0, dropout_p: float = 0.0, alibi: bool = False, sinks: bool = False,
     sharding: Sharding | str = "zigzag", strategy: str = "auto", backward: bool = True, memory_budget: int = 0,
-    bucket_rows: int = 0, threads: int | None = None,
+    bucket_rows: int = 0, threads: int | None = None, tile: tuple[int, int] | None = None,
+    backward_tile: tuple[int, int] | None = None,
 ) -> Plan:  # fmt: skip
     """What `rank` of `ranks` would compute, send and keep; needs no data and works for any size.
 
     The arguments are those of attention(), with shapes in place of tensors. memory_budget is in bytes per rank (0: unlimited).
+    tile and backward_tile are (queries, keys) of the kernels' tiles (None: as `ringspan tune` measured, else the kernels' own).
     """
     if isinstance(sharding, Sharding):
         if (sharding.tokens, sharding.ranks) != (tokens, ranks):
@@ -153,6 +159,7 @@ def plan(
         sharding=canonical(sharding),
     )
     options = make_options(
-        strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, threads=threads or num_threads()
-    )
+        strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, threads=threads or num_threads(),
+        tile=tile, backward_tile=backward_tile,
+    )  # fmt: skip
     return Plan(_core.make_plan(problem, options, rank), options)

@@ -10,6 +10,7 @@
 #include "bindings.h"
 #include "plan/plan_data.h"
 #include "ringspan/draw.h"
+#include "ringspan/tuning.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -47,6 +48,22 @@ std::vector<std::tuple<std::string, std::string, std::int64_t>> rejected_of(cons
   return result;
 }
 
+using TilePair = std::tuple<int, int>;
+
+template <Tile PlanOptions::*kTile>
+TilePair tile_of(const PlanOptions& options) {
+  return {(options.*kTile).queries, (options.*kTile).keys};
+}
+template <Tile PlanOptions::*kTile>
+void set_tile(PlanOptions& options, TilePair tile) {
+  options.*kTile = {std::get<0>(tile), std::get<1>(tile)};
+}
+
+// With the sizes that were measured on this machine.
+Plan make_tuned_plan(const Problem& problem, const PlanOptions& options, int rank) {
+  return make_plan(problem, with_tuned_sizes(problem, options), rank);
+}
+
 void bind_options(nb::module_& module) {
   nb::class_<PlanOptions>(module, "PlanOptions", "How to plan; see docs/strategies.md.")
       .def(nb::init<>())
@@ -60,7 +77,11 @@ void bind_options(nb::module_& module) {
       .def_rw("keep_o_float32", &PlanOptions::keep_o_float32)
       .def_rw("threads", &PlanOptions::threads)
       .def_rw("attend_kernel", &PlanOptions::attend_kernel)
-      .def_rw("attend_backward_kernel", &PlanOptions::attend_backward_kernel);
+      .def_rw("attend_backward_kernel", &PlanOptions::attend_backward_kernel)
+      .def_prop_rw("attend_tile", &tile_of<&PlanOptions::attend_tile>, &set_tile<&PlanOptions::attend_tile>,
+                   "(queries, keys) of a tile; (0, 0): as tuned, else the kernel's own.")
+      .def_prop_rw("attend_backward_tile", &tile_of<&PlanOptions::attend_backward_tile>,
+                   &set_tile<&PlanOptions::attend_backward_tile>);
 }
 
 }  // namespace
@@ -90,7 +111,7 @@ void bind_plan(nb::module_& module) {
       .def("to_json", &Plan::to_json)
       .def("with_seed", &with_seed, "seed"_a)
       .def("__str__", &Plan::to_string);
-  module.def("make_plan", &make_plan, "problem"_a, "options"_a, "rank"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+  module.def("make_plan", &make_tuned_plan, "problem"_a, "options"_a, "rank"_a = 0, nb::call_guard<nb::gil_scoped_release>());
   module.def("draw_svg", &draw_svg, "problem"_a, "options"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def("draw_text", &draw_text, "problem"_a, "options"_a, nb::call_guard<nb::gil_scoped_release>());
   module.attr("MAX_DRAWN_TOKENS") = kMaxDrawnTokens;

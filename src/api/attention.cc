@@ -8,6 +8,7 @@
 #include "exec/executor.h"
 #include "exec/handshake.h"
 #include "ringspan/error.h"
+#include "ringspan/tuning.h"
 
 namespace ringspan {
 
@@ -35,7 +36,13 @@ struct Attention::Impl {
 
 Attention::Attention(const Problem& problem, const PlanOptions& options, Communicator& communicator, ExecuteOptions execute)
     : impl_(std::make_unique<Impl>()) {
-  const PlanOptions agreed = internal::agree_on_problem(communicator, problem, options, execute.deadline);
+  PlanOptions tuned = options;
+  try {
+    if (execute.device == "cpu") tuned = with_tuned_sizes(problem, options);
+  } catch (const Error&) {  // the other ranks are told instead of left to wait
+    internal::refuse_problem(communicator, std::current_exception(), execute.deadline);
+  }
+  const PlanOptions agreed = internal::agree_on_problem(communicator, problem, tuned, execute.deadline);
   impl_->construct([&] { return make_plan(problem, agreed, communicator.rank()); }, communicator, execute, {});
 }
 

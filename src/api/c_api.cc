@@ -125,6 +125,8 @@ ringspan::PlanOptions options_of(const ringspan_options* pointer) {
   options.cost.message_nanoseconds = or_default(given.message_nanoseconds, options.cost.message_nanoseconds);
   if (given.attend_kernel != nullptr) options.attend_kernel = given.attend_kernel;
   if (given.attend_backward_kernel != nullptr) options.attend_backward_kernel = given.attend_backward_kernel;
+  options.attend_tile = {given.attend_tile_queries, given.attend_tile_keys};
+  options.attend_backward_tile = {given.attend_backward_tile_queries, given.attend_backward_tile_keys};
   return options;
 }
 
@@ -184,7 +186,8 @@ int32_t ringspan_plan_create(const ringspan_problem* problem, const ringspan_opt
                              ringspan_plan** plan) {
   return guard([&] {
     require(plan, "plan") = nullptr;
-    *plan = new ringspan_plan{ringspan::make_plan(problem_of(problem), options_of(options), rank), {}, {}};
+    const ringspan::Problem p = problem_of(problem);
+    *plan = new ringspan_plan{ringspan::make_plan(p, ringspan::with_tuned_sizes(p, options_of(options)), rank), {}, {}};
   });
 }
 

@@ -54,6 +54,73 @@ class Plan(ProgramTest):
         self.assertTrue(xml.etree.ElementTree.fromstring(picture).tag.endswith("svg"))
 
 
+class Tune(ProgramTest):
+    tiny = ("tune", "--quick", "--tokens", 64, "--dtype", "float32,bf16", "--head-dim", "16,33")
+
+    def plan(self, *arguments, **options):
+        return json.loads(self.run_program("plan", "--tokens", 64, "--head-dim", 33, "--ranks", 2, *arguments, "--json", **options).stdout)["sizes"]
+
+    def test_measures_and_writes_what_plans_read(self):
+        environment = {**os.environ, "RINGSPAN_TUNE_FILE": self.path("deep/tune.json")}
+        text = self.run_program(*self.tiny, env=environment).stdout
+        self.assertIn("4 combinations of dtype and head_dim", text)
+        self.assertIn("written to " + self.path("deep/tune.json"), text)
+        self.assertEqual(len(re.findall(r"^(?:float32 |bfloat16|          ) .*(?:used|default.*)$", text, re.MULTILINE)), 12, text)
+        with open(self.path("deep/tune.json"), encoding="utf-8") as file:
+            written = json.load(file)
+        (machine,) = written["machines"]
+        measured = [(entry["dtype"], entry["head_dim"]) for entry in machine["entries"]]
+        self.assertEqual(measured, [("float32", 16), ("float32", 33), ("bfloat16", 16), ("bfloat16", 33)])
+
+        own = self.plan(env=environment)["attend"]
+        entry = machine["entries"][1]
+        self.assertEqual(entry["attend"]["kernel"], own["kernel"])
+        entry["attend"].update(tile_queries=2 * self.plan()["attend"]["tile_queries"], tile_keys=128)
+        entry["bucket_rows"] = 20
+        with open(self.path("deep/tune.json"), "w", encoding="utf-8") as file:
+            json.dump(written, file)
+        sizes = self.plan("--strategy", "ring", env=environment)
+        self.assertEqual((sizes["attend"]["tile_keys"], sizes["attend"]["source"]), (128, "tuned"))
+        self.assertEqual(sizes["bucket"], {"rows": 20, "source": "tuned"})
+        self.assertIn(self.path("deep/tune.json"), sizes["tuned_by"])
+        given = self.plan("--tile", "96x64", "--bucket", 7, "--strategy", "ring", env=environment)
+        self.assertEqual((given["attend"]["tile_keys"], given["attend"]["source"]), (64, "given"))
+        self.assertEqual(given["bucket"], {"rows": 7, "source": "given"})
+        self.assertEqual(self.plan()["attend"]["source"], "default")
+
+    def test_dry_run_tells_what_was_tried(self):
+        report = self.run_json(*self.tiny[:4], "--head-dim", 16, "--dtype", "f16", "--kernel", "portable", "--dry-run")
+        self.assertIsNone(report["file"])
+        (combination,) = report["combinations"]
+        self.assertEqual(combination["forward"]["kernel"], "attend_f16_portable")
+        for size in ("forward", "backward", "bucket"):
+            tried = combination[size]["tried"]
+            self.assertEqual(tried[0]["size"], combination[size]["default"])
+            self.assertTrue(all(one["seconds"] > 0 for one in tried))
+            self.assertIn(combination[size]["best"], [one["size"] for one in tried])
+        self.assertGreater(len(combination["forward"]["tried"]), 4)
+
+    def test_the_reference_has_nothing_to_tune_but_buckets(self):
+        report = self.run_json("tune", "--quick", "--tokens", 64, "--head-dim", 8, "--dtype", "f32", "--kernel", "reference", "--dry-run")
+        self.assertEqual(len(report["combinations"][0]["forward"]["tried"]), 1)
+        self.assertFalse(report["combinations"][0]["forward"]["used"])
+
+    def test_refusals(self):
+        self.assertIn("RINGSPAN_TUNE_FILE is empty", self.run_program(*self.tiny, code=2).stderr)
+        broken = self.path("broken.json")
+        with open(broken, "w", encoding="utf-8") as file:
+            file.write("{")
+        environment = {**os.environ, "RINGSPAN_TUNE_FILE": broken}
+        for command in (self.tiny, ("plan", "--tokens", 64)):
+            error = self.run_program(*command, env=environment, code=2).stderr
+            self.assertIn(f"tune file {broken}: is not JSON; remove it and run `ringspan tune`, or set RINGSPAN_TUNE_FILE=", error)
+        environment["RINGSPAN_TUNE_FILE"] = os.path.join(broken, "tune.json")
+        self.assertIn("cannot be written", self.run_program(*self.tiny, env=environment, code=6).stderr)
+        self.assertIn("must be queries x keys, such as 96x256", self.run_program("plan", "--tokens", 9, "--tile", "96", code=2).stderr)
+        error = self.run_program("plan", "--tokens", 9, "--kernel", "portable", "--backward-tile", "33x48", code=2).stderr
+        self.assertIn("the queries of a tile (33) must be 0 or a multiple of 32 from 32 to 512", error)
+
+
 class Capabilities(ProgramTest):
     def test_table_and_json_tell_the_same(self):
         report = self.run_json("capabilities")

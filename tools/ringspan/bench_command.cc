@@ -16,6 +16,7 @@
 #include "command.h"
 #include "io/problem_line.h"
 #include "problem_options.h"
+#include "random_inputs.h"
 #include "rank_work.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
@@ -32,37 +33,6 @@ struct BenchOptions {
   ProblemOptions problem;
   int repetitions = 5;
   bool processes = false, forward_only = false, json = false;
-};
-
-// Normal numbers for everything that a problem reads.
-class RandomInputs {
- public:
-  explicit RandomInputs(const Problem& p) {
-    const auto make = [this](std::uint64_t seed, std::int64_t batch, std::int64_t tokens, std::int64_t heads,
-                             std::int64_t width, DType dtype) {
-      const TensorShape shape{batch, tokens, heads, width, dtype, Layout::bshd};
-      pages_.emplace_back(shape.bytes());
-      if (tokens > 0) fill_normal(seed, {{{0, 1, tokens}}, {0}, tokens}, shape, pages_.back().data());
-      return GlobalTensor{pages_.back().data(), shape};
-    };
-    inputs_.q = make(1, p.batch, p.tokens_q, p.heads, p.head_dim, p.dtype);
-    inputs_.k = make(2, p.batch, p.tokens_k, p.kv_heads, p.head_dim, p.dtype);
-    inputs_.v = make(3, p.batch, p.tokens_k, p.kv_heads, p.head_dim_v, p.dtype);
-    inputs_.gradient.kind = GradientSpec::Kind::random;
-    inputs_.gradient.seed = 4;
-    for (int h = 0; h < p.heads; ++h) {
-      slopes_.push_back(std::exp2(-8.0F * static_cast<float>(h + 1) / static_cast<float>(p.heads)));
-      sinks_.push_back(normal(5, static_cast<std::uint64_t>(h)));
-    }
-    if (p.alibi) inputs_.alibi_slopes = slopes_.data();
-    if (p.sinks) inputs_.sinks = sinks_.data();
-  }
-  const Inputs& inputs() const { return inputs_; }
-
- private:
-  std::vector<Pages> pages_;
-  std::vector<float> slopes_, sinks_;
-  Inputs inputs_;
 };
 
 // Whole results in memory that forked ranks share.
@@ -137,6 +107,9 @@ PlanOptions for_one_rank(const PlanOptions& options) {
   one.threads = options.threads;
   one.attend_kernel = options.attend_kernel;
   one.attend_backward_kernel = options.attend_backward_kernel;
+  one.attend_tile = options.attend_tile;
+  one.attend_backward_tile = options.attend_backward_tile;
+  one.tuned = options.tuned;
   return one;
 }
 

@@ -46,5 +46,6 @@ Body setup_capabilities(CLI::App& app);
 Body setup_selftest(CLI::App& app);
 Body setup_inspect(CLI::App& app);
 Body setup_doctor(CLI::App& app);
+Body setup_tune(CLI::App& app);
 
 }  // namespace ringspan::cli

@@ -32,6 +32,7 @@ constexpr Command kCommands[] = {
     {"selftest", "check and time communication between ranks on this machine", setup_selftest},
     {"inspect", "what is in a safetensors file", setup_inspect},
     {"doctor", "what this machine has, what of it is used and why", setup_doctor},
+    {"tune", "measure tiles and buckets on this machine, and keep what is faster", setup_tune},
 };
 
 constexpr const char* kFooter = R"(examples

@@ -6,9 +6,11 @@
 #include <algorithm>
 #include <limits>
 #include <thread>
+#include <tuple>
 #include <utility>
 
 #include "ringspan/error.h"
+#include "ringspan/tuning.h"
 #include "text.h"
 
 namespace ringspan::cli {
@@ -55,6 +57,21 @@ CostModel parse_cost(const std::string& text) {
     begin = end + 1;
   }
   return {static_cast<std::int64_t>(values[0]), static_cast<std::int64_t>(values[1]), static_cast<std::int64_t>(values[2])};
+}
+
+Tile parse_tile(const std::string& option, const std::string& text) {
+  const std::size_t x = text.find('x');
+  constexpr std::int64_t kMost = 1 << 20;
+  try {
+    if (x != std::string::npos) {
+      const std::int64_t queries = parse_integer(option, text.substr(0, x)), keys = parse_integer(option, text.substr(x + 1));
+      if (queries >= 1 && keys >= 1 && queries <= kMost && keys <= kMost) {
+        return {static_cast<int>(queries), static_cast<int>(keys)};
+      }
+    }
+  } catch (const InvalidArgument&) {  // said below
+  }
+  throw InvalidArgument(fmt::format("{} ({}) must be queries x keys, such as 96x256", option, text));
 }
 
 // attend_backward_... names a kernel of the backward pass, attend_... one of the forward pass, a suffix one of each.
@@ -109,13 +126,22 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
       },
       "of each rank's kernels (default: cores / ranks)")
       ->group(kPlanGroup);
-  add_parsed(app, "--kernel", "NAME",
-             "by name, such as reference; may be given for each pass (default: the best for the shape)",
-             [&plan](const std::string& text) { set_kernel(plan, text); })
-      ->group(kPlanGroup);
+  add_kernel_option(app, plan)->group(kPlanGroup);
+  for (const auto& [name, tile, of] : {std::tuple{"--tile", &plan.attend_tile, "the forward kernel"},
+                                       std::tuple{"--backward-tile", &plan.attend_backward_tile, "the backward kernel"}}) {
+    add_parsed(app, name, "QxK", fmt::format("queries and keys of a tile of {} (default: as tuned, else its own)", of),
+               [name = name, tile = tile](const std::string& text) { *tile = parse_tile(name, text); })
+        ->group(kPlanGroup);
+  }
 }
 
 }  // namespace
+
+CLI::Option* add_kernel_option(CLI::App& app, PlanOptions& plan) {
+  return add_parsed(app, "--kernel", "NAME",
+                    "by name, such as reference; may be given for each pass (default: the best for the shape)",
+                    [&plan](const std::string& text) { set_kernel(plan, text); });
+}
 
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
                         const std::function<void(const std::string&)>& parse) {
@@ -249,6 +275,7 @@ void complete(ProblemOptions& options) {
     options.plan.threads = std::max(1, cores / problem.ranks);
   }
   problem.validate();
+  options.plan = with_tuned_sizes(problem, options.plan);
 }
 
 }  // namespace ringspan::cli

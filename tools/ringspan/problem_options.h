@@ -43,15 +43,18 @@ CLI::Option* add_transport(CLI::App& app, std::function<void(bool processes)> se
 // --deadline SECONDS
 CLI::Option* add_deadline(CLI::App& app, double& seconds);
 
+// --kernel NAME, of both passes or of one
+CLI::Option* add_kernel_option(CLI::App& app, PlanOptions& plan);
+
 // --pattern --ranks --sharding --sharding-k --replicated-q --lengths --lengths-k, --scale --softcap --dropout --seed,
-// --strategy --computing-ranks --bucket --memory --cost --threads --kernel
+// --strategy --computing-ranks --bucket --memory --cost --threads --kernel --tile --backward-tile
 void add_problem_options(CLI::App& app, ProblemOptions& options);
 // --tokens --tokens-k --batch --heads --kv-heads --head-dim --head-dim-v --dtype --cu-seqlens --cu-seqlens-k
 // --alibi --sinks
 void add_shape_options(CLI::App& app, ProblemOptions& options);
 
-// Parses the pattern, fills in what was not given (tokens_k = tokens_q, kv_heads = heads, threads = cores / ranks, ...) and
-// validates the problem.
+// Parses the pattern, fills in what was not given (tokens_k = tokens_q, kv_heads = heads, threads = cores / ranks, ...),
+// validates the problem, and looks up the sizes that were measured on this machine.
 void complete(ProblemOptions& options);
 
 }  // namespace ringspan::cli

@@ -1,0 +1,204 @@
+#include "api/tune_file.h"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <iterator>
+#include <nlohmann/json.hpp>
+
+#include "base/processor.h"
+#include "kernels/registry.h"
+#include "ringspan/error.h"
+#include "ringspan/version.h"
+
+namespace ringspan::internal {
+namespace {
+
+using nlohmann::ordered_json;
+
+constexpr int kTuneSchema = 1;
+constexpr int kLargestSize = 1 << 20;
+
+// Null where there is no file.
+ordered_json read_json(const std::string& path) {
+  errno = 0;
+  std::ifstream file(path, std::ios::binary);
+  if (!file) {
+    if (errno == ENOENT || errno == ENOTDIR) return {};
+    refuse_tune_file(path, fmt::format("cannot be read: {}", std::strerror(errno)));
+  }
+  if (std::filesystem::is_directory(path)) refuse_tune_file(path, "is a folder");
+  std::string text;
+  try {
+    text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+  } catch (const std::ios_base::failure& error) {
+    refuse_tune_file(path, fmt::format("cannot be read: {}", error.what()));
+  }
+  ordered_json json = ordered_json::parse(text, nullptr, false);
+  if (json.is_discarded()) refuse_tune_file(path, "is not JSON");
+  return json;
+}
+
+int size_at(const ordered_json& object, const char* name) {
+  const auto value = object.at(name).get<std::int64_t>();
+  if (value < 0 || value > kLargestSize) {
+    throw InvalidArgument(fmt::format("{} ({}) must be in [0, {}]", name, value, kLargestSize));
+  }
+  return static_cast<int>(value);
+}
+
+Tile tile_at(const ordered_json& object) {
+  const Tile tile{size_at(object, "tile_queries"), size_at(object, "tile_keys")};
+  if ((tile.queries == 0) == (tile.keys == 0)) return tile;
+  throw InvalidArgument(fmt::format("a tile of {} x {} must have queries and keys, or neither", tile.queries, tile.keys));
+}
+
+TuneEntry entry_of(const ordered_json& json) {
+  TuneEntry entry;
+  entry.dtype = parse_dtype(json.at("dtype").get<std::string>());
+  entry.head_dim = size_at(json, "head_dim");
+  entry.date = json.at("date").get<std::string>();
+  entry.attend_kernel = json.at("attend").at("kernel").get<std::string>();
+  entry.attend_tile = tile_at(json.at("attend"));
+  entry.attend_backward_kernel = json.at("attend_backward").at("kernel").get<std::string>();
+  entry.attend_backward_tile = tile_at(json.at("attend_backward"));
+  entry.bucket_rows = size_at(json, "bucket_rows");
+  return entry;
+}
+
+ordered_json json_of(const TuneEntry& entry) {
+  const auto kernel = [](const std::string& name, Tile tile) {
+    return ordered_json{{"kernel", name}, {"tile_queries", tile.queries}, {"tile_keys", tile.keys}};
+  };
+  return {{"dtype", to_string(entry.dtype)},
+          {"head_dim", entry.head_dim},
+          {"date", entry.date},
+          {"attend", kernel(entry.attend_kernel, entry.attend_tile)},
+          {"attend_backward", kernel(entry.attend_backward_kernel, entry.attend_backward_tile)},
+          {"bucket_rows", entry.bucket_rows}};
+}
+
+struct MachineEntries {
+  TuneMachine machine;
+  std::vector<TuneEntry> entries;
+};
+
+// The whole file, so that a mistake is found whichever machine it belongs to.
+std::vector<MachineEntries> read_machines(const std::string& path) {
+  const ordered_json json = read_json(path);
+  std::vector<MachineEntries> machines;
+  if (json.is_null()) return machines;
+  try {
+    const auto schema = json.at("schema").get<std::int64_t>();
+    if (schema != kTuneSchema) throw InvalidArgument(fmt::format("has schema {}, this version knows {}", schema, kTuneSchema));
+    for (const ordered_json& of : json.at("machines")) {
+      MachineEntries machine{{of.at("processor"), of.at("instructions"), of.at("version")}, {}};
+      for (const ordered_json& entry : of.at("entries")) machine.entries.push_back(entry_of(entry));
+      machines.push_back(std::move(machine));
+    }
+  } catch (const nlohmann::json::exception& error) {
+    const std::string_view what = error.what();  // "[json.exception.out_of_range.403] key 'date' not found"
+    refuse_tune_file(path, std::string(what.substr(std::min(what.size(), what.find("] ") + 2))));
+  } catch (const InvalidArgument& error) {
+    refuse_tune_file(path, error.what());
+  }
+  return machines;
+}
+
+// A file that goes away unless it was moved to its place.
+class Temporary {
+ public:
+  explicit Temporary(const std::string& path)
+      : target_(path),
+        path_(fmt::format("{}.{}.tmp", path, ::getpid())),
+        file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
+    if (file_ < 0) fail();
+  }
+  ~Temporary() {
+    if (file_ >= 0) ::close(file_);
+    if (!moved_) ::unlink(path_.c_str());
+  }
+  Temporary(const Temporary&) = delete;
+  Temporary& operator=(const Temporary&) = delete;
+
+  void write(std::string_view text) {
+    while (!text.empty()) {
+      const auto written = ::write(file_, text.data(), text.size());
+      if (written < 0 && errno == EINTR) continue;
+      if (written <= 0) fail();
+      text.remove_prefix(static_cast<std::size_t>(written));
+    }
+    if (::fsync(file_) != 0) fail();
+  }
+  void move() {
+    if (::rename(path_.c_str(), target_.c_str()) != 0) fail();
+    moved_ = true;
+  }
+
+ private:
+  [[noreturn]] void fail() const {
+    throw Error(fmt::format("tune file {}: cannot be written: {}", target_, std::strerror(errno)));
+  }
+  std::string target_, path_;
+  int file_;
+  bool moved_ = false;
+};
+
+}  // namespace
+
+void refuse_tune_file(const std::string& path, const std::string& why) {
+  throw InvalidArgument(
+      fmt::format("tune file {}: {}; remove it and run `ringspan tune`, or set RINGSPAN_TUNE_FILE= to do without", path, why));
+}
+
+TuneMachine this_machine() {
+  TuneMachine machine{processor_name(), "",
+                      fmt::format("{}.{}.{}", RINGSPAN_VERSION_MAJOR, RINGSPAN_VERSION_MINOR, RINGSPAN_VERSION_PATCH)};
+  for (const kernels::Implementation& implementation : kernels::implementations()) {
+    if (!implementation.machine_has()) continue;
+    if (!machine.instructions.empty()) machine.instructions += ' ';
+    machine.instructions += implementation.name;
+  }
+  return machine;
+}
+
+std::vector<TuneEntry> read_tune_file(const std::string& path, const TuneMachine& machine) {
+  for (MachineEntries& of : read_machines(path)) {
+    if (of.machine == machine) return std::move(of.entries);
+  }
+  return {};
+}
+
+void write_tune_entry(const std::string& path, const TuneMachine& machine, const TuneEntry& entry) {
+  std::vector<MachineEntries> machines = read_machines(path);
+  auto of = std::find_if(machines.begin(), machines.end(), [&](const auto& m) { return m.machine == machine; });
+  if (of == machines.end()) of = machines.insert(machines.end(), {machine, {}});
+  std::erase_if(of->entries, [&](const TuneEntry& old) {
+    return old.dtype == entry.dtype && old.head_dim == entry.head_dim && old.attend_kernel == entry.attend_kernel &&
+           old.attend_backward_kernel == entry.attend_backward_kernel;
+  });
+  of->entries.push_back(entry);
+
+  ordered_json json{{"schema", kTuneSchema}, {"machines", ordered_json::array()}};
+  for (const MachineEntries& m : machines) {
+    ordered_json entries = ordered_json::array();
+    for (const TuneEntry& e : m.entries) entries.push_back(json_of(e));
+    json["machines"].push_back({{"processor", m.machine.processor},
+                                {"instructions", m.machine.instructions},
+                                {"version", m.machine.version},
+                                {"entries", std::move(entries)}});
+  }
+  std::error_code ignored;  // where it matters, the file cannot be made either
+  std::filesystem::create_directories(std::filesystem::absolute(path).parent_path(), ignored);
+  Temporary file(path);
+  file.write(json.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
+  file.move();
+}
+
+}  // namespace ringspan::internal

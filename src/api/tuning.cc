@@ -1,0 +1,74 @@
+#include "ringspan/tuning.h"
+
+#include <fmt/format.h>
+
+#include <cstdlib>
+
+#include "api/tune_file.h"
+#include "plan/kernel_choice.h"
+#include "ringspan/error.h"
+
+namespace ringspan {
+namespace {
+
+std::string variable(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nobody here changes the environment
+  return value == nullptr ? "" : value;
+}
+
+// The kernels that would run with their own tiles; none for a problem that is not valid, of which the plan will say more.
+struct Kernels {
+  std::string attend, attend_backward;
+};
+
+Kernels kernels_of(const Problem& problem, PlanOptions options) {
+  options.attend_tile = options.attend_backward_tile = {};
+  try {
+    problem.validate();
+    return {internal::choose_kernel(problem, options, Pass::forward).name,
+            internal::choose_kernel(problem, options, Pass::backward).name};
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+std::string tuning_file() {
+  if (std::getenv("RINGSPAN_TUNE_FILE") != nullptr) return variable("RINGSPAN_TUNE_FILE");  // NOLINT(concurrency-mt-unsafe)
+  std::string cache = variable("XDG_CACHE_HOME");
+  if (!cache.starts_with('/')) {  // the standard says that others do not count
+    const std::string home = variable("HOME");
+    if (home.empty()) return "";
+    cache = home + "/.cache";
+  }
+  return cache + "/ringspan/tune.json";
+}
+
+PlanOptions with_tuned_sizes(const Problem& problem, PlanOptions options) {
+  const std::string path = tuning_file();
+  if (path.empty() || options.tuned != TunedSizes{}) return options;
+  const auto entries = internal::read_tune_file(path, internal::this_machine());
+  if (entries.empty() || problem.head_dim != problem.head_dim_v) return options;
+  const Kernels kernels = kernels_of(problem, options);
+  for (const internal::TuneEntry& entry : entries) {
+    if (entry.dtype != problem.dtype || entry.head_dim != problem.head_dim) continue;
+    const bool forward = entry.attend_kernel == kernels.attend,
+               backward = entry.attend_backward_kernel == kernels.attend_backward;
+    if (forward) options.tuned.attend_tile = entry.attend_tile;
+    if (backward) options.tuned.attend_backward_tile = entry.attend_backward_tile;
+    if (forward && backward) options.tuned.bucket_rows = entry.bucket_rows;
+    if (options.tuned != TunedSizes{}) options.tuned.source = fmt::format("{}, {}", path, entry.date);
+  }
+  try {  // sizes that the kernels do not take
+    PlanOptions tuned = options;
+    tuned.attend_tile = tuned.attend_backward_tile = {};
+    if (options.tuned.attend_tile != Tile{}) internal::choose_kernel(problem, tuned, Pass::forward);
+    if (options.tuned.attend_backward_tile != Tile{}) internal::choose_kernel(problem, tuned, Pass::backward);
+  } catch (const InvalidArgument& error) {
+    internal::refuse_tune_file(path, error.what());
+  }
+  return options;
+}
+
+}  // namespace ringspan

@@ -1,0 +1,37 @@
+#include "base/processor.h"
+
+#include <fstream>
+#include <map>
+
+namespace ringspan {
+namespace {
+
+std::string trimmed(const std::string& text, std::size_t begin, std::size_t end) {
+  constexpr const char* kSpace = " \t";
+  begin = text.find_first_not_of(kSpace, begin);
+  if (begin == std::string::npos || begin >= end) return "";
+  return text.substr(begin, text.find_last_not_of(kSpace, end - 1) + 1 - begin);
+}
+
+}  // namespace
+
+std::string processor_name() {
+  std::map<std::string, std::string> fields;  // of the first processor
+  std::ifstream file("/proc/cpuinfo");
+  for (std::string line; std::getline(file, line) && !line.empty();) {
+    const std::size_t colon = line.find(':');
+    if (colon != std::string::npos) fields[trimmed(line, 0, colon)] = trimmed(line, colon + 1, line.size());
+  }
+  std::string name;
+  const auto add = [&](const char* field, const char* label) {
+    if (fields[field].empty()) return;
+    if (!name.empty()) name += ", ";
+    name += label + fields[field];
+  };
+  add("model name", "");
+  add("cpu family", "family "), add("model", "model "), add("stepping", "stepping ");                  // x86
+  add("CPU implementer", "implementer "), add("CPU part", "part "), add("CPU revision", "revision ");  // Arm
+  return name;
+}
+
+}  // namespace ringspan

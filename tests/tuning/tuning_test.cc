@@ -1,0 +1,297 @@
+// The file of `ringspan tune`: what is written is read, what is not for this machine is not used, what is broken is refused.
+#include "ringspan/tuning.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <optional>
+#include <sstream>
+#include <string>
+#include <vector>
+
+#include "api/tune_file.h"
+#include "ringspan/attention.h"
+#include "ringspan/error.h"
+#include "ringspan/ringspan_c.h"
+#include "ringspan/transports.h"
+
+namespace ringspan {
+namespace {
+
+using internal::read_tune_file;
+using internal::this_machine;
+using internal::TuneEntry;
+using internal::TuneMachine;
+using internal::write_tune_entry;
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using ::testing::StartsWith;
+
+// Sets a variable of the environment (or takes it away) for the lifetime of the object.
+class Variable {
+ public:
+  Variable(const char* name, const std::optional<std::string>& value) : name_(name) {
+    if (const char* before = std::getenv(name)) before_ = before;
+    set(value);
+  }
+  ~Variable() { set(before_); }
+  Variable(const Variable&) = delete;
+  Variable& operator=(const Variable&) = delete;
+
+ private:
+  void set(const std::optional<std::string>& value) const { value ? ::setenv(name_, value->c_str(), 1) : ::unsetenv(name_); }
+  const char* name_;
+  std::optional<std::string> before_;
+};
+
+class TuneFile : public ::testing::Test {
+ protected:
+  TuneFile()
+      : folder_(::testing::TempDir() + "ringspan-tune-" + std::to_string(::getpid())), path_(folder_ + "/deep/tune.json") {
+    std::filesystem::remove_all(folder_);
+  }
+  ~TuneFile() override { std::filesystem::remove_all(folder_); }
+
+  void write(const std::string& text) const {
+    std::filesystem::create_directories(std::filesystem::path(path_).parent_path());
+    std::ofstream(path_) << text;
+  }
+  std::string text() const {
+    std::stringstream text;
+    text << std::ifstream(path_).rdbuf();
+    return text.str();
+  }
+  std::string refusal(const std::string& text) const {
+    write(text);
+    try {
+      read_tune_file(path_, this_machine());
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "read";
+  }
+
+  std::string folder_, path_;
+};
+
+TuneEntry entry(int head_dim = 64) {
+  return {DType::float32, head_dim,  "2026-11-21", "attend_f32_portable", "attend_backward_f32_portable",
+          {48, 128},      {64, 240}, 512};
+}
+
+Problem problem(int head_dim = 64, int ranks = 1) {
+  Problem p;
+  p.tokens_q = p.tokens_k = 2048;
+  p.heads = p.kv_heads = 2;
+  p.head_dim = p.head_dim_v = head_dim;
+  p.ranks = ranks;
+  return p;
+}
+
+PlanOptions portable() {
+  PlanOptions options;
+  options.attend_kernel = options.attend_backward_kernel = "portable";
+  return options;
+}
+
+TEST_F(TuneFile, WhatIsWrittenIsRead) {
+  EXPECT_THAT(read_tune_file(path_, this_machine()), IsEmpty());
+  write_tune_entry(path_, this_machine(), entry(64));
+  write_tune_entry(path_, this_machine(), entry(128));
+  TuneEntry newer = entry(64);
+  newer.date = "2026-12-01", newer.attend_tile = {}, newer.bucket_rows = 0;
+  write_tune_entry(path_, this_machine(), newer);
+  EXPECT_THAT(read_tune_file(path_, this_machine()), ElementsAre(entry(128), newer));
+}
+
+TEST_F(TuneFile, MachinesKeepTheirOwn) {
+  TuneMachine other = this_machine();
+  other.processor = "another";
+  TuneMachine older = this_machine();
+  older.version = "0.0.1";
+  for (const TuneMachine& machine : {other, older, this_machine()}) {
+    write_tune_entry(path_, machine, entry(machine.processor == "another" ? 32 : 64));
+  }
+  EXPECT_THAT(read_tune_file(path_, other), ElementsAre(entry(32)));
+  EXPECT_THAT(read_tune_file(path_, this_machine()), ElementsAre(entry(64)));
+  other.instructions += " more";
+  EXPECT_THAT(read_tune_file(path_, other), IsEmpty());
+}
+
+TEST_F(TuneFile, ThisMachineHasANameAndKernels) {
+  EXPECT_FALSE(this_machine().processor.empty());
+  EXPECT_THAT(this_machine().instructions, HasSubstr("portable"));
+  EXPECT_EQ(this_machine(), this_machine());
+}
+
+// Whoever reads meanwhile sees the old file or the new one, and nothing is left behind.
+TEST_F(TuneFile, IsReplacedAsAWhole) {
+  write_tune_entry(path_, this_machine(), entry(64));
+  std::ifstream reader(path_);
+  const std::string before = text();
+  write_tune_entry(path_, this_machine(), entry(128));
+  std::stringstream seen;
+  seen << reader.rdbuf();
+  EXPECT_EQ(seen.str(), before);
+  EXPECT_NE(text(), before);
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(std::filesystem::path(path_).parent_path()), {}), 1);
+}
+
+TEST_F(TuneFile, WhatCannotBeWrittenSaysSo) {
+  write("");
+  const std::string below = path_ + "/tune.json";  // a file where a folder should be
+  try {
+    write_tune_entry(below, this_machine(), entry());
+    FAIL();
+  } catch (const Error& error) {
+    EXPECT_EQ(std::string(error.what()), "tune file " + below + ": cannot be written: Not a directory");
+  }
+  EXPECT_EQ(text(), "");
+}
+
+TEST_F(TuneFile, WhatIsBrokenIsRefusedByName) {
+  const std::string hint = "; remove it and run `ringspan tune`, or set RINGSPAN_TUNE_FILE= to do without";
+  const auto says = [&](const std::string& text, const std::string& why) {
+    EXPECT_EQ(refusal(text), "tune file " + path_ + ": " + why + hint);
+  };
+  says("", "is not JSON");
+  says("{\"schema\": 1, \"machines\": [", "is not JSON");
+  says("[]", "cannot use at() with array");
+  says("{\"schema\": 2}", "has schema 2, this version knows 1");
+  says("{\"schema\": 1}", "key 'machines' not found");
+  write_tune_entry(folder_ + "/good", this_machine(), entry());
+  std::stringstream stream;
+  stream << std::ifstream(folder_ + "/good").rdbuf();
+  const std::string good = stream.str();
+  EXPECT_EQ(refusal(good), "read");
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    return text.replace(text.find(from), from.size(), to);
+  };
+  says(with("\"tile_queries\": 48", "\"tile_queries\": -48"), "tile_queries (-48) must be in [0, 1048576]");
+  says(with("\"tile_queries\": 48", "\"tile_queries\": 0"), "a tile of 0 x 128 must have queries and keys, or neither");
+  EXPECT_THAT(refusal(with("\"float32\"", "\"float8\"")), HasSubstr("float8"));
+  EXPECT_THAT(refusal(with("\"bucket_rows\": 512", "\"bucket_rows\": \"512\"")), HasSubstr("must be number"));
+  // Also where the mistake is another machine's.
+  EXPECT_THAT(refusal(with("\"processor\": \"", "\"processor\": \"not ") + "}"), HasSubstr("is not JSON"));
+  try {
+    write_tune_entry(path_, this_machine(), entry());
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), HasSubstr(path_));
+  }
+}
+
+TEST_F(TuneFile, AFolderIsRefused) {
+  std::filesystem::create_directories(path_);
+  EXPECT_THROW(read_tune_file(path_, this_machine()), InvalidArgument);
+}
+
+TEST(TuningFile, WhereItIs) {
+  const Variable home("HOME", "/home/a");
+  {
+    const Variable file("RINGSPAN_TUNE_FILE", std::nullopt), cache("XDG_CACHE_HOME", "/cache");
+    EXPECT_EQ(tuning_file(), "/cache/ringspan/tune.json");
+    const Variable relative("XDG_CACHE_HOME", "cache");
+    EXPECT_EQ(tuning_file(), "/home/a/.cache/ringspan/tune.json");
+    const Variable nowhere("HOME", std::nullopt);
+    EXPECT_EQ(tuning_file(), "");
+  }
+  const Variable file("RINGSPAN_TUNE_FILE", "mine.json");
+  EXPECT_EQ(tuning_file(), "mine.json");
+  const Variable none("RINGSPAN_TUNE_FILE", "");
+  EXPECT_EQ(tuning_file(), "");
+}
+
+TEST_F(TuneFile, FillsSizesThatAreLeftOpen) {
+  const Variable file("RINGSPAN_TUNE_FILE", path_);
+  EXPECT_EQ(with_tuned_sizes(problem(), portable()).tuned, TunedSizes{});
+  write_tune_entry(path_, this_machine(), entry());
+  const PlanOptions options = with_tuned_sizes(problem(), portable());
+  EXPECT_EQ(options.tuned, (TunedSizes{{48, 128}, {64, 240}, 512, path_ + ", 2026-11-21"}));
+  const Plan plan = make_plan(problem(64, 2), options, 0);
+  EXPECT_EQ(plan.kernel(Pass::forward).tile, (Tile{48, 128}));
+  EXPECT_EQ(plan.kernel(Pass::backward).tile_source, SizeSource::tuned);
+  EXPECT_THAT(plan.to_string(), HasSubstr("tiles of 48 x 128 (tuned: " + path_ + ", 2026-11-21)"));
+
+  // Sizes that are given win; kernels, dtypes and head dimensions that were not measured have their own.
+  PlanOptions given = options;
+  given.attend_tile = {96, 64};
+  EXPECT_EQ(make_plan(problem(), with_tuned_sizes(problem(), given), 0).kernel(Pass::forward).tile_source, SizeSource::given);
+  PlanOptions mixed = portable();
+  mixed.attend_kernel = "reference";
+  EXPECT_EQ(with_tuned_sizes(problem(), mixed).tuned, (TunedSizes{{}, {64, 240}, 0, path_ + ", 2026-11-21"}));
+  EXPECT_EQ(with_tuned_sizes(problem(128), portable()).tuned, TunedSizes{});
+  Problem half = problem();
+  half.dtype = DType::bfloat16;
+  EXPECT_EQ(with_tuned_sizes(half, portable()).tuned, TunedSizes{});
+  const Variable none("RINGSPAN_TUNE_FILE", "");
+  EXPECT_EQ(with_tuned_sizes(problem(), portable()).tuned, TunedSizes{});
+}
+
+TEST_F(TuneFile, SizesThatTheKernelDoesNotTakeAreRefusedByName) {
+  const Variable file("RINGSPAN_TUNE_FILE", path_);
+  TuneEntry bad = entry();
+  bad.attend_tile = {50, 128};
+  write_tune_entry(path_, this_machine(), bad);
+  try {
+    with_tuned_sizes(problem(), portable());
+    FAIL();
+  } catch (const InvalidArgument& error) {
+    EXPECT_THAT(error.what(), StartsWith("tune file " + path_ + ": the queries of a tile (50) must be 0 or a multiple of 6"));
+    EXPECT_THAT(error.what(), HasSubstr("RINGSPAN_TUNE_FILE="));
+  }
+}
+
+// What is wrong with the problem is the plan's to say.
+TEST_F(TuneFile, AnInvalidProblemIsLeftAlone) {
+  const Variable file("RINGSPAN_TUNE_FILE", path_);
+  write_tune_entry(path_, this_machine(), entry());
+  Problem p = problem();
+  p.kv_heads = 0;
+  EXPECT_EQ(with_tuned_sizes(p, portable()).tuned, TunedSizes{});
+}
+
+TEST_F(TuneFile, AttentionAndCPlanWithIt) {
+  const Variable file("RINGSPAN_TUNE_FILE", path_);
+  write_tune_entry(path_, this_machine(), entry());
+  const auto world = make_thread_world(1);
+  const Attention attention(problem(), portable(), *world[0]);
+  EXPECT_EQ(attention.plan().kernel(Pass::forward).tile_source, SizeSource::tuned);
+
+  ringspan_problem p = {};
+  p.struct_size = sizeof p;
+  p.tokens_q = p.tokens_k = 2048, p.heads = 2, p.head_dim = 64;
+  ringspan_options options = {};
+  options.struct_size = sizeof options;
+  options.attend_kernel = options.attend_backward_kernel = "portable";
+  options.attend_backward_tile_queries = 32, options.attend_backward_tile_keys = 48;
+  const auto text_of = [&] {
+    ringspan_plan* plan = nullptr;
+    const char* text = nullptr;
+    EXPECT_EQ(ringspan_plan_create(&p, &options, 0, &plan), RINGSPAN_OK) << ringspan_last_error();
+    EXPECT_EQ(ringspan_plan_text(plan, &text), RINGSPAN_OK);
+    const std::string copy = text;
+    ringspan_plan_destroy(plan);
+    return copy;
+  };
+  EXPECT_THAT(text_of(), HasSubstr("attend_f32_portable, tiles of 48 x 128 (tuned: "));
+  EXPECT_THAT(text_of(), HasSubstr("attend_backward_f32_portable, tiles of 32 x 48 (given)"));
+  options.struct_size = offsetof(ringspan_options, attend_tile_queries);  // of a program from before there were tiles
+  EXPECT_THAT(text_of(), HasSubstr("attend_backward_f32_portable, tiles of 64 x 240 (tuned: "));
+
+  write("broken");
+  EXPECT_THROW(Attention(problem(), portable(), *world[0]), InvalidArgument);
+  ringspan_plan* plan = nullptr;
+  EXPECT_EQ(ringspan_plan_create(&p, &options, 0, &plan), RINGSPAN_INVALID_ARGUMENT);
+  EXPECT_THAT(ringspan_last_error(), HasSubstr("is not JSON"));
+}
+
+}  // namespace
+}  // namespace ringspan
