@@ -4,7 +4,7 @@
 for PyTorch: gradients, torch.compile, ranks that are processes of torch.distributed.
 """
 
-from ._core import Pattern, PlanOptions, Problem
+from ._core import Pattern, PlanOptions, Problem, device_report
 from ._numpy import attention, attention_backward
 from ._plan import Plan, plan
 from ._sharding import Sharding
@@ -29,6 +29,7 @@ __all__ = [
     "__version__",
     "attention",
     "attention_backward",
+    "device_report",
     "num_threads",
     "plan",
     "set_num_threads",

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node=4 -m ringspan.selftest [communication|basic|precision|performance] ...
 
-Without a name all four run. Needs no GPU and no data; over several machines start it as any torchrun job. Exits with 1 where a
+Without a name all four run. --device cuda computes on each process's GPU, LOCAL_RANK. Needs no GPU otherwise, and no data; over several machines start it as any torchrun job. Exits with 1 where a
 check failed, on every rank.
 """
 
@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 import ringspan
 import ringspan.torch as rt
+from ringspan import _core
 from ringspan.torch import _group
 
 PARTS = ("communication", "basic", "precision", "performance")
@@ -24,8 +25,9 @@ STRATEGIES = ("ring", "exchange", "all-gather", "ulysses", "pass-q", "local")
 
 
 class Selftest:
-    def __init__(self, group, deadline):
-        self.group, self.deadline = group, deadline
+    def __init__(self, group, deadline, device="cpu"):
+        self.group, self.deadline, self.device = group, deadline, device
+        self.memory = "cpu" if device == "cuda-emulated" else device  # where tensors lie
         self.rank, self.ranks = dist.get_rank(group), dist.get_world_size(group)
         self.failures = []
 
@@ -45,6 +47,10 @@ class Selftest:
         if not ok:
             self.failures.append(name)
         self.say(f"  {'ok    ' if ok else 'FAILED'} {name:<44} {worst:9.3g}{unit} (at most {bound:.3g}{unit})")
+
+    def finish(self):
+        if self.memory.startswith("cuda"):
+            torch.cuda.synchronize(self.memory)
 
     # ---- parts
 
@@ -87,14 +93,14 @@ class Selftest:
     def _tensors(self, n, heads, kv_heads, dim, dtype):
         generator = torch.Generator().manual_seed(n)
         shapes = (1, n, heads, dim), (1, n, kv_heads, dim), (1, n, kv_heads, dim), (1, n, heads, dim)
-        return [torch.randn(shape, generator=generator).to(dtype) for shape in shapes]
+        return [torch.randn(shape, generator=generator).to(self.memory, dtype) for shape in shapes]
 
     def _errors(self, n, dtype, kind="zigzag", **options):
         """The largest errors of o, dq, dk, dv on this rank against dense attention in float64."""
         q, k, v, d_out = self._tensors(n, 4, 2, 32, dtype)
         sharding = rt.Sharding(kind, tokens=n, ranks=self.ranks)
         local = [sharding.shard(t, rank=self.rank).requires_grad_() for t in (q, k, v)]
-        o = rt.attention(*local, causal=True, group=self.group, sharding=kind, deadline=self.deadline, **options)
+        o = rt.attention(*local, causal=True, group=self.group, sharding=kind, deadline=self.deadline, device=self.device, **options)
         o.backward(sharding.shard(d_out, rank=self.rank))
         whole = [t.double().requires_grad_() for t in (q, k, v)]
         keys, values = (t.repeat_interleave(2, 2).transpose(1, 2) for t in whole[1:])
@@ -127,8 +133,10 @@ class Selftest:
 
             def step(tensors, gradient, **options):
                 tensors = [t.requires_grad_() for t in tensors]
+                self.finish()
                 begin = time.perf_counter()
-                rt.attention(*tensors, causal=True, **options).backward(gradient)
+                rt.attention(*tensors, causal=True, device=self.device, **options).backward(gradient)
+                self.finish()
                 return time.perf_counter() - begin
 
             local = [sharding.shard(t, rank=self.rank) for t in (q, k, v)]
@@ -145,7 +153,8 @@ class Selftest:
 def parse(arguments):
     parser = argparse.ArgumentParser(prog="python -m ringspan.selftest", description=__doc__.split("\n")[0])
     parser.add_argument("parts", nargs="*", metavar="part", help=f"{', '.join(PARTS)}; default: all")
-    parser.add_argument("--backend", default="gloo", help="of torch.distributed (default %(default)s)")
+    parser.add_argument("--backend", help="of torch.distributed (default gloo; with --device cuda cpu:gloo,cuda:nccl)")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda", "cuda-emulated"), help="where attention runs (default %(default)s)")
     parser.add_argument("--deadline", type=float, default=30.0, help="seconds of silence after which a rank is given up (default %(default)s)")
     options = parser.parse_args(arguments)
     for part in options.parts:
@@ -156,12 +165,19 @@ def parse(arguments):
 
 def main(arguments=None):
     options = parse(arguments)
+    backend, device = options.backend or "gloo", options.device
+    if device == "cuda":
+        if not torch.cuda.is_available():
+            sys.exit("--device cuda: torch sees no CUDA device; of ringspan: " + "; ".join(_core.device_report()))
+        device = f"cuda:{int(os.environ.get('LOCAL_RANK', 0)) % torch.cuda.device_count()}"
+        torch.cuda.set_device(device)
+        backend = options.backend or "cpu:gloo,cuda:nccl"
     if "RANK" in os.environ:
-        dist.init_process_group(options.backend)
+        dist.init_process_group(backend)
     else:
-        dist.init_process_group(options.backend, store=dist.HashStore(), rank=0, world_size=1)
-    test = Selftest(dist.group.WORLD, options.deadline)
-    test.say(f"ringspan {ringspan.__version__}, torch {torch.__version__}, {test.ranks} ranks over {options.backend}")
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    test = Selftest(dist.group.WORLD, options.deadline, device)
+    test.say(f"ringspan {ringspan.__version__}, torch {torch.__version__}, {test.ranks} ranks over {backend}, on {device}")
     if "RANK" not in os.environ:
         test.say("one rank only; for more: torchrun --nproc-per-node=4 -m ringspan.selftest")
     for part in options.parts or PARTS:

@@ -4,6 +4,9 @@ import os
 import subprocess
 import sys
 
+import pytest
+import torch
+
 ENVIRONMENT = {**{k: v for k, v in os.environ.items() if k not in ("RANK", "WORLD_SIZE")}, "OMP_NUM_THREADS": "1"}
 
 
@@ -16,6 +19,19 @@ def test_under_torchrun():
     assert done.returncode == 0, done.stdout + done.stderr
     assert "all ok" in done.stdout and "GB/s" in done.stdout and "FAILED" not in done.stdout
     assert done.stdout.count("  ok ") == 6 + 3 + 12
+
+
+def test_on_the_emulated_device():
+    done = _run("torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "ringspan.selftest", "basic", "--device", "cuda-emulated")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "on cuda-emulated" in done.stdout and "all ok" in done.stdout and done.stdout.count("  ok ") == 9
+
+
+def test_without_a_gpu_a_device_is_refused():
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a GPU")
+    done = _run("ringspan.selftest", "basic", "--device", "cuda")
+    assert done.returncode == 1 and "torch sees no CUDA device; of ringspan: cuda: " in done.stderr, done.stderr
 
 
 def test_alone():

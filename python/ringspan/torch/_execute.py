@@ -233,7 +233,7 @@ class _Group:
     def _join_nccl(self, place, deadline):
         """Collective, before the first session on a device: from then on messages go from device to device where NCCL can."""
         library = _device.nccl_library(place)
-        if self._joined or library is None:
+        if self._joined or library is None or self.core.size == 1:
             return
         self._joined = True
         try:
