@@ -86,9 +86,6 @@ std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const N
 // 128 bytes for NcclOptions::unique_id of all ranks, once.
 std::vector<std::byte> make_nccl_unique_id(const std::string& library = {});
 
-// What of NCCL is there, and what is used instead: one line. Loads the library.
-std::string nccl_report();
-
 // Zeroed memory that forked ranks share with their parent: how they return results.
 class SharedMemory {
  public:

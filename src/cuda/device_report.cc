@@ -56,7 +56,6 @@ std::vector<std::string> cuda_report() {
   }
   for (int index = 0; index < count; ++index) lines.push_back(device_line(index));
   lines.push_back(library_line("cudnn", "libcudnn.so.9", "it is not used: every kernel is our own"));
-  lines.push_back(library_line("nccl", "libnccl.so.2", "it is not used: messages pass through pinned host memory"));
   return lines;
 }
 

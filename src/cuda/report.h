@@ -8,5 +8,7 @@ namespace ringspan::cuda {
 
 // Never throws but for memory. Starts the driver where there is one.
 std::vector<std::string> cuda_report();
+// Whether NCCL is there, its version and file; loads it. The same contract.
+std::string nccl_report();
 
 }  // namespace ringspan::cuda

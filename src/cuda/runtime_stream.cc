@@ -8,6 +8,7 @@
 
 #include "comm/nccl_transport.h"
 #include "comm/thread_world.h"
+#include "cuda/report.h"
 #include "cuda/runtime.h"
 #include "cuda/select_device.h"
 #include "ringspan/error.h"
@@ -45,6 +46,17 @@ DeviceStreamFactory stream_factory(const std::string& device) {
   return [device] { return std::make_unique<RuntimeStream>(make_stream_runtime(device)); };
 }
 
+std::string nccl_report() {
+  try {
+    const NcclLibrary& nccl = NcclLibrary::load();
+    return fmt::format("nccl: {} is version {}; ranks with a GPU each can send by it", nccl.loaded,
+                       nccl_version_text(nccl.version));
+  } catch (const Error& error) {
+    return fmt::format("{}; ranks with a GPU each send through the host, or from device to device where they are threads",
+                       error.what());
+  }
+}
+
 }  // namespace cuda
 
 std::vector<std::unique_ptr<Communicator>> make_thread_world(const std::vector<std::string>& devices) {
@@ -75,16 +87,6 @@ std::vector<std::byte> make_nccl_unique_id(const std::string& library) {
   }
   const auto* bytes = reinterpret_cast<const std::byte*>(id.internal);
   return {bytes, bytes + NcclUniqueId::kBytes};
-}
-
-std::string nccl_report() {
-  try {
-    const NcclLibrary& nccl = NcclLibrary::load();
-    return fmt::format("nccl: {} is version {}; make_nccl_communicator uses it, with a process or thread per GPU", nccl.loaded,
-                       nccl_version_text(nccl.version));
-  } catch (const Error& error) {
-    return fmt::format("{}; messages of devices go by peer copies between threads, else through the host", error.what());
-  }
 }
 
 }  // namespace ringspan

@@ -40,7 +40,11 @@ std::unique_ptr<internal::Device> make_device(std::string_view device, void* str
 
 }  // namespace cuda
 
-std::vector<std::string> device_report() { return cuda::cuda_report(); }
+std::vector<std::string> device_report() {
+  std::vector<std::string> lines = cuda::cuda_report();
+  lines.push_back(cuda::nccl_report());
+  return lines;
+}
 
 struct DeviceBuffer::Impl {
   std::unique_ptr<cuda::Runtime> runtime;

@@ -242,12 +242,13 @@ Outputs run(const Case& test, const Whole& whole, const RankScript& script) {
   for (int rank = 0; rank < test.problem.ranks; ++rank) ranks.emplace_back(test, whole, rank);
   const RankBody body = [&](Communicator& communicator) {
     ExecuteOptions execute = test.execute;
+    if (!test.devices.empty()) execute.device = test.devices[static_cast<std::size_t>(communicator.rank())];
     execute.fake_device_seed = test.seed * 131 + static_cast<std::uint64_t>(communicator.rank());
     const std::unique_ptr<Communicator> wrapped = test.wrap ? test.wrap(communicator) : nullptr;
     Attention attention = make_attention(test, wrapped ? *wrapped : communicator, execute);
     script(attention, ranks[static_cast<std::size_t>(communicator.rank())]);
   };
-  if (!test.devices.empty()) {
+  if (test.peer_copies) {
     run_thread_ranks(make_thread_world(test.devices), body);
   } else if (test.ranks == Ranks::threads) {
     run_thread_ranks(test.problem.ranks, body);

@@ -23,7 +23,8 @@ struct Case {
   PlanOptions options;
   ExecuteOptions execute;
   Ranks ranks = Ranks::threads;
-  std::vector<std::string> devices;  // of thread ranks, where their messages may lie; empty: none
+  std::vector<std::string> devices;  // of each rank, instead of execute.device; empty: that
+  bool peer_copies = false;          // thread ranks copy messages between their devices
   std::uint64_t seed = 1;
   bool dlse = false;
   float gain = 1.0F;  // of the logits: q is multiplied with it

@@ -1,7 +1,8 @@
 // Times attention on a device through the public API, checks nothing, and prints one JSON object per line:
-//     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS
-// Seconds are the median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end.
-// TFLOP/s count 4 n m h d per visible pair forward and 10 backward.
+//     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT]
+// Ranks are threads; TRANSPORT is what moves their messages: host (through pinned memory, the default), peer (copies from
+// device to device) or nccl (every rank a GPU of its own). Seconds are the median over REPEATS passes after two that are not
+// counted, of the host's clock around a pass and its end. TFLOP/s count 4 n m h d per visible pair forward and 10 backward.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -109,9 +110,11 @@ double median(std::vector<double> values) {
 }
 
 int bench(int argc, char** argv) {
-  if (argc != 12) {
+  const std::string transport = argc == 13 ? argv[12] : "host";
+  if (argc < 12 || argc > 13 || (transport != "host" && transport != "peer" && transport != "nccl")) {
     fmt::print(stderr,
-               "usage: device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS\n");
+               "usage: device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS "
+               "[host|peer|nccl]\n");
     return 2;
   }
   Problem p;
@@ -127,9 +130,19 @@ int bench(int argc, char** argv) {
   options.strategy = parse_strategy(argv[10]);
   const int repeats = std::max(1, std::atoi(argv[11]));
   Times times;
-  run_thread_ranks(p.ranks, [&](Communicator& communicator) {
-    run_rank(device_of(argv[1], communicator.rank()), p, options, repeats, communicator, &times);
-  });
+  std::vector<std::string> devices;
+  for (int rank = 0; rank < p.ranks; ++rank) devices.push_back(device_of(argv[1], rank));
+  run_thread_ranks(transport == "peer" ? make_thread_world(devices) : make_thread_world(p.ranks),
+                   [&](Communicator& communicator) {
+                     const std::string& device = devices[static_cast<std::size_t>(communicator.rank())];
+                     std::unique_ptr<Communicator> nccl;
+                     if (transport == "nccl") {
+                       NcclOptions nccl_options;
+                       nccl_options.device = device;
+                       nccl = make_nccl_communicator(communicator, nccl_options);
+                     }
+                     run_rank(device, p, options, repeats, nccl ? *nccl : communicator, &times);
+                   });
   double pairs = 0;
   for (int rank = 0; rank < p.ranks; ++rank) {
     pairs += static_cast<double>(make_plan(p, options, rank).data().forward.pairs);
@@ -139,10 +152,11 @@ int bench(int argc, char** argv) {
   fmt::print(
       "{{\"device\": \"{}\", \"ranks\": {}, \"dtype\": \"{}\", \"heads\": {}, \"kv_heads\": {}, \"head_dim\": {}, \"tokens\": "
       "{}, "
-      "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"repeats\": {}, \"forward_seconds\": {:.6g}, "
+      "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"transport\": \"{}\", \"repeats\": {}, "
+      "\"forward_seconds\": {:.6g}, "
       "\"backward_seconds\": {:.6g}, \"forward_tflops\": {:.4g}, \"backward_tflops\": {:.4g}}}\n",
       argv[1], p.ranks, ringspan::to_string(p.dtype), p.heads, p.kv_heads, p.head_dim, p.tokens_q, argv[8], argv[9], argv[10],
-      repeats, forward, backward, flops / forward / 1e12, 2.5 * flops / backward / 1e12);
+      transport, repeats, forward, backward, flops / forward / 1e12, 2.5 * flops / backward / 1e12);
   return 0;
 }
 

@@ -9,6 +9,7 @@
 
 #include "comm/nccl_library.h"
 #include "comm_testing/conformance_support.h"
+#include "cuda/report.h"
 #include "cuda/runtime_stream.h"
 #include "nccl/device_worlds.h"
 #include "nccl/stand_in.h"
@@ -158,9 +159,9 @@ TEST_F(Faults, ALibraryThatIsNotThereIsNamedOnAllRanks) {
 TEST_F(Faults, TheVariableNamesTheLibrary) {
   ASSERT_EQ(::setenv("RINGSPAN_NCCL_LIBRARY", STAND_IN, 1), 0);
   EXPECT_EQ(NcclLibrary::load().version, 22703);
-  EXPECT_THAT(nccl_report(), AllOf(HasSubstr(STAND_IN), HasSubstr("is version 2.27.3")));
+  EXPECT_THAT(cuda::nccl_report(), AllOf(HasSubstr(STAND_IN), HasSubstr("is version 2.27.3")));
   ASSERT_EQ(::setenv("RINGSPAN_NCCL_LIBRARY", "libno-such-nccl.so", 1), 0);
-  EXPECT_THAT(nccl_report(), HasSubstr("cannot load libno-such-nccl.so (named by RINGSPAN_NCCL_LIBRARY)"));
+  EXPECT_THAT(cuda::nccl_report(), HasSubstr("cannot load libno-such-nccl.so (named by RINGSPAN_NCCL_LIBRARY)"));
   ::unsetenv("RINGSPAN_NCCL_LIBRARY");
 }
 
