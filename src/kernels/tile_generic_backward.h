@@ -4,6 +4,8 @@
 namespace ringspan::kernels {
 namespace {
 
+constexpr int kFetchedKeys = 4;  // whose scores are fetched into the first cache before they become gradients
+
 constexpr std::int64_t gradient_stride(const TileDims& dims) { return dims.tile.queries + kScorePad; }
 
 // Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.
@@ -82,7 +84,42 @@ void end_keys(const BackwardTile& tile, float* dk, std::int64_t dk_stride, float
   add_rows(parts.dv, parts.v_stride, tile.keys, tile.dims.head_dim_v, dv, dv_stride);
 }
 
-// One key: p and ds of all rows from the scores s (in p) and dp (in ds); zero where a row does not see the key.
+// One key and the rows from `begin` on: p and ds from the scores s (in p) and dp (in ds). kOptions: of score and dropout.
+template <bool kOptions>
+inline void gradient_vectors(const BackwardTile& tile, float* s, float* ds, int key, int begin, int end) {
+  const Reg one = Isa::set1(1.0F), cap = Isa::set1(tile.softcap);
+  const Reg inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
+  const std::int64_t position = tile.key_first + key * tile.key_step, next = kFetchedKeys * gradient_stride(tile.dims);
+  const float* factors = tile.factors == nullptr ? nullptr : tile.factors + key * tile.factor_key;
+  for (int r = down(begin); r < end; r += kWidth) {
+    fetch_near(s + next + r), fetch_near(ds + next + r);
+    Reg score = Isa::load(s + r), derivative = one;
+    if (kOptions && tile.softcap > 0.0F) {
+      const Reg t = tanh_of(score * inverse);
+      score = cap * t;
+      derivative = one - t * t;
+    }
+    if (kOptions && tile.slope != nullptr) {
+      float bias[kWidth] = {};
+      for (int lane = 0; lane < kWidth && r + lane < tile.rows; ++lane) {
+        const std::int64_t d = position - tile.origin[r + lane];
+        bias[lane] = *tile.slope * static_cast<float>(d < 0 ? -d : d);
+      }
+      score -= Isa::load(bias);
+    }
+    const Reg p = exp_of(-Isa::max(Isa::zero(), Isa::load(tile.lse + r) - score));  // NaN stays NaN
+    Reg kept = p, dp = Isa::load(ds + r);
+    if (kOptions && factors != nullptr) {
+      const Reg factor = Isa::load(factors + r);
+      kept = p * factor;
+      dp = dp * factor;
+    }
+    Isa::store(s + r, kept);
+    Isa::store(ds + r, kOptions ? p * (dp - Isa::load(tile.delta + r)) * derivative : p * (dp - Isa::load(tile.delta + r)));
+  }
+}
+
+// All rows of one key; zero where a row does not see it.
 inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, int key) {
   float* s = parts.p + key * parts.stride;
   float* ds = parts.ds + key * parts.stride;
@@ -92,36 +129,12 @@ inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, i
     fill(ds, 0, tile.rows, 0.0F);
     return;
   }
-  const Reg one = Isa::set1(1.0F), cap = Isa::set1(tile.softcap);
-  const Reg inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
-  const std::int64_t position = tile.key_first + key * tile.key_step;
-  const float* factors = tile.factors == nullptr ? nullptr : tile.factors + key * tile.factor_key;
-  for (int r = down(begin); r < end; r += kWidth) {
-    Reg score = Isa::load(s + r), derivative = one;
-    if (tile.softcap > 0.0F) {
-      const Reg t = tanh_of(score * inverse);
-      score = cap * t;
-      derivative = one - t * t;
-    }
-    if (tile.slope != nullptr) {
-      float bias[kWidth] = {};
-      for (int lane = 0; lane < kWidth && r + lane < tile.rows; ++lane) {
-        const std::int64_t d = position - tile.origin[r + lane];
-        bias[lane] = *tile.slope * static_cast<float>(d < 0 ? -d : d);
-      }
-      score -= Isa::load(bias);
-    }
-    const Reg exponent = score - Isa::load(tile.lse + r);
-    const Reg p = exp_of(exponent > Isa::zero() ? Isa::zero() : exponent);  // NaN stays NaN
-    Reg kept = p, dp = Isa::load(ds + r);
-    if (factors != nullptr) {
-      const Reg factor = Isa::load(factors + r);
-      kept = p * factor;
-      dp = dp * factor;
-    }
-    Isa::store(s + r, kept);
-    Isa::store(ds + r, p * (dp - Isa::load(tile.delta + r)) * derivative);
+  if (tile.softcap > 0.0F || tile.slope != nullptr || tile.factors != nullptr) {
+    gradient_vectors<true>(tile, s, ds, key, begin, end);
+  } else {
+    gradient_vectors<false>(tile, s, ds, key, begin, end);
   }
+  if (begin == 0 && end == tile.rows) return;
   fill(s, 0, begin, 0.0F), fill(s, end, tile.rows, 0.0F);
   fill(ds, 0, begin, 0.0F), fill(ds, end, tile.rows, 0.0F);
 }
@@ -140,7 +153,7 @@ void add_key_gradient(const BackwardTile& tile, const float* weight, const float
       if (range.empty()) continue;
       multiply(at_most(step, tile.keys - key), columns / kWidth, Left{weight + key * stride + range.begin, stride, 1},
                panel + static_cast<std::int64_t>(range.begin) * columns, columns, range.end - range.begin,
-               Add{out + key * out_stride + column, out_stride});
+               Add{out + key * out_stride + column, out_stride}, tile.ahead);
     }
   }
 }
@@ -160,7 +173,7 @@ void add_query_gradient(const BackwardTile& tile, const GradientParts& parts) {
         if (begin >= end) continue;
         multiply(last - row, columns / kWidth, Left{parts.ds + begin * parts.stride + row, 1, parts.stride},
                  panel + static_cast<std::int64_t>(begin) * columns, columns, end - begin,
-                 AddToRows{tile.dq + row, column, tile.dims.head_dim});
+                 AddToRows{tile.dq + row, column, tile.dims.head_dim}, tile.ahead);
       }
     }
   }
@@ -172,9 +185,9 @@ void attend_backward_tile(const BackwardTile& tile) {
     return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys));
   };
   multiply_columns(tile.keys, tile.rows, parts.k_rows, parts.k_stride, parts.q_columns, tile.dims.head_dim, parts.p,
-                   parts.stride, range_of);
+                   parts.stride, range_of, tile.ahead);
   multiply_columns(tile.keys, tile.rows, parts.v_rows, parts.v_stride, parts.d_out_columns, tile.dims.head_dim_v, parts.ds,
-                   parts.stride, range_of);
+                   parts.stride, range_of, tile.ahead);
   for (int key = 0; key < tile.keys; ++key) gradient_row(tile, parts, key);
   add_key_gradient(tile, parts.p, parts.d_out_panels, tile.dims.head_dim_v, parts.dv, parts.v_stride, range_of);
   add_key_gradient(tile, parts.ds, parts.q_panels, tile.dims.head_dim, parts.dk, parts.k_stride, range_of);
