@@ -212,6 +212,25 @@ int32_t ringspan_device_buffer_data(const ringspan_device_buffer* buffer, void**
 int32_t ringspan_device_buffer_write(ringspan_device_buffer* buffer, const void* source, int64_t bytes, int64_t offset);
 int32_t ringspan_device_buffer_read(const ringspan_device_buffer* buffer, void* target, int64_t bytes, int64_t offset);
 
+/* As ringspan_comm_create_threads, with a device per rank by name; several ranks may share one. Messages may lie in memory of
+ * the rank's device, and are copied from device to device. */
+int32_t ringspan_comm_create_threads_on(const char* const* devices, int32_t ranks, ringspan_comm** comms);
+
+enum { RINGSPAN_NCCL_UNIQUE_ID_BYTES = 128 };
+
+typedef struct ringspan_nccl_options {
+  uint64_t struct_size;
+  const char* device;      /* of this rank; NULL: "cuda" */
+  const char* library;     /* a path; NULL: what RINGSPAN_NCCL_LIBRARY names, else libnccl.so.2 */
+  const void* unique_id;   /* 128 bytes, the same on all ranks; NULL: rank 0 makes one and sends it over `host` */
+  double deadline_seconds; /* of joining the ranks; 0: 60 */
+} ringspan_nccl_options;
+
+/* Collective. Messages in memory of the device go by NCCL, which is loaded at run time, all others over `host`, one made by
+ * ringspan_comm_create_threads, which must not be used meanwhile and may be destroyed. An error of one rank is raised on all.
+ */
+int32_t ringspan_comm_create_nccl(ringspan_comm* host, const ringspan_nccl_options* options, ringspan_comm** comm);
+
 /* ---- Attention (see ringspan/attention.h) ------------------------------------------------------------------------------- */
 
 typedef struct ringspan_attention ringspan_attention;

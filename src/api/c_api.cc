@@ -15,15 +15,13 @@
 
 using ringspan::InvalidArgument;
 using ringspan::c_api::guard;
+using ringspan::c_api::read;
+using ringspan::c_api::read_optional;
 using ringspan::c_api::require;
 
 struct ringspan_plan {
   ringspan::Plan plan;
   std::string text, json;
-};
-
-struct ringspan_comm {
-  std::shared_ptr<ringspan::Communicator> communicator;
 };
 
 struct ringspan_attention {
@@ -33,27 +31,6 @@ struct ringspan_attention {
 };
 
 namespace {
-
-// The caller's struct, of its version: what it does not have is zero.
-template <typename Struct>
-Struct read(const Struct* given, const char* name) {
-  const std::uint64_t size = require(given, name).struct_size;
-  if (size < sizeof(std::uint64_t) || size > sizeof(Struct) * 16) {
-    throw InvalidArgument(fmt::format("{}.struct_size ({}) must be the size of the struct ({})", name, size, sizeof(Struct)));
-  }
-  Struct copy;
-  std::memset(&copy, 0, sizeof copy);
-  std::memcpy(&copy, given, std::min<std::uint64_t>(size, sizeof copy));
-  return copy;
-}
-
-template <typename Struct>
-Struct read_optional(const Struct* given, const char* name) {
-  if (given != nullptr) return read(given, name);
-  Struct zero;
-  std::memset(&zero, 0, sizeof zero);
-  return zero;
-}
 
 template <typename T>
 std::vector<T> list_of(const T* data, std::uint64_t count, const char* name) {

@@ -1,12 +1,16 @@
 // The part of the C API that is about devices: what there is, and memory of them.
 #include <algorithm>
 #include <cstring>
+#include <memory>
 #include <string>
+#include <vector>
 
 #include "api/c_support.h"
 #include "ringspan/device.h"
+#include "ringspan/transports.h"
 
 using ringspan::c_api::guard;
+using ringspan::c_api::read_optional;
 using ringspan::c_api::require;
 
 struct ringspan_device_buffer {
@@ -51,6 +55,39 @@ int32_t ringspan_device_buffer_read(const ringspan_device_buffer* buffer, void* 
   return guard([&] {
     if (bytes > 0) require(static_cast<char*>(target), "target");
     require(buffer, "buffer").buffer.copy_to_host(target, bytes, offset);
+  });
+}
+
+int32_t ringspan_comm_create_threads_on(const char* const* devices, int32_t ranks, ringspan_comm** comms) {
+  return guard([&] {
+    require(devices, "devices");
+    require(comms, "comms");
+    std::vector<std::string> names;
+    for (int32_t rank = 0; rank < ranks; ++rank) names.emplace_back(&require(devices[rank], "devices of a rank"));
+    std::vector<std::unique_ptr<ringspan_comm>> made;
+    for (auto& communicator : ringspan::make_thread_world(names)) {
+      made.push_back(std::make_unique<ringspan_comm>(ringspan_comm{std::move(communicator)}));
+    }
+    for (std::size_t rank = 0; rank < made.size(); ++rank) comms[rank] = made[rank].release();
+  });
+}
+
+int32_t ringspan_comm_create_nccl(ringspan_comm* host, const ringspan_nccl_options* options, ringspan_comm** comm) {
+  return guard([&] {
+    require(comm, "comm") = nullptr;
+    const std::shared_ptr<ringspan::Communicator> below = require(host, "host").communicator;
+    const ringspan_nccl_options given = read_optional(options, "options");
+    ringspan::NcclOptions nccl;
+    if (given.device != nullptr) nccl.device = given.device;
+    if (given.library != nullptr) nccl.library = given.library;
+    const auto* id = static_cast<const std::byte*>(given.unique_id);
+    if (id != nullptr) nccl.unique_id.assign(id, id + RINGSPAN_NCCL_UNIQUE_ID_BYTES);
+    if (given.deadline_seconds != 0) nccl.deadline = ringspan::Communicator::Seconds(given.deadline_seconds);
+    auto made = std::make_unique<ringspan_comm>();
+    // The host transport lives as long as what it serves.
+    made->communicator = {ringspan::make_nccl_communicator(*below, nccl).release(),
+                          [below](ringspan::Communicator* communicator) { delete communicator; }};
+    *comm = made.release();
   });
 }
 

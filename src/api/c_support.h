@@ -1,14 +1,22 @@
 // What the files of the C API share: errors become a status and the calling thread's text; nothing is thrown through it.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
+#include <cstring>
 #include <exception>
+#include <memory>
 #include <string>
 #include <utility>
 
 #include "comm/error_code.h"
+#include "ringspan/communicator.h"
 #include "ringspan/error.h"
 #include "ringspan/ringspan_c.h"
+
+struct ringspan_comm {
+  std::shared_ptr<ringspan::Communicator> communicator;
+};
 
 namespace ringspan::c_api {
 
@@ -41,6 +49,28 @@ template <typename T>
 T& require(T* pointer, const char* name) {
   if (pointer == nullptr) throw InvalidArgument(std::string(name) + " is null");
   return *pointer;
+}
+
+// The caller's struct, of its version: what it does not have is zero.
+template <typename Struct>
+Struct read(const Struct* given, const char* name) {
+  const std::uint64_t size = require(given, name).struct_size;
+  if (size < sizeof(std::uint64_t) || size > sizeof(Struct) * 16) {
+    throw InvalidArgument(std::string(name) + ".struct_size (" + std::to_string(size) + ") must be the size of the struct (" +
+                          std::to_string(sizeof(Struct)) + ")");
+  }
+  Struct copy;
+  std::memset(&copy, 0, sizeof copy);
+  std::memcpy(&copy, given, std::min<std::uint64_t>(size, sizeof copy));
+  return copy;
+}
+
+template <typename Struct>
+Struct read_optional(const Struct* given, const char* name) {
+  if (given != nullptr) return read(given, name);
+  Struct zero;
+  std::memset(&zero, 0, sizeof zero);
+  return zero;
 }
 
 }  // namespace ringspan::c_api

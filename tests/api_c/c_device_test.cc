@@ -135,7 +135,34 @@ void run(ringspan_comm* comm, int ranks, Tensors& t, const char* device) {
   ringspan_attention_destroy(attention);
 }
 
-std::vector<Tensors> run_all(int ranks, const char* device) {
+// How the ranks of a world meet: over the host, by copies between devices, or by NCCL (a stand-in).
+enum class World : std::uint8_t { host, copies, nccl };
+
+std::vector<ringspan_comm*> make_world(int ranks, World world) {
+  std::vector<ringspan_comm*> comms(static_cast<std::size_t>(ranks));
+  if (world == World::copies) {
+    const std::vector<const char*> devices(comms.size(), kDevice);
+    EXPECT_EQ(ringspan_comm_create_threads_on(devices.data(), ranks, comms.data()), RINGSPAN_OK) << ringspan_last_error();
+  } else {
+    EXPECT_EQ(ringspan_comm_create_threads(ranks, comms.data()), RINGSPAN_OK);
+  }
+  return comms;
+}
+
+// Collective; gives the rank's host communicator back, which the new one keeps alive.
+ringspan_comm* over_nccl(ringspan_comm* host) {
+  ringspan_nccl_options options;
+  std::memset(&options, 0, sizeof options);
+  options.struct_size = sizeof options;
+  options.device = kDevice;
+  options.library = STAND_IN;
+  ringspan_comm* comm = nullptr;
+  EXPECT_EQ(ringspan_comm_create_nccl(host, &options, &comm), RINGSPAN_OK) << ringspan_last_error();
+  ringspan_comm_destroy(host);
+  return comm;
+}
+
+std::vector<Tensors> run_all(int ranks, const char* device, World world = World::host) {
   std::vector<Tensors> tensors;
   const ringspan_problem problem = make_problem(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -143,11 +170,13 @@ std::vector<Tensors> run_all(int ranks, const char* device) {
     EXPECT_EQ(ringspan_shard_positions(&problem, RINGSPAN_KEYS, rank, nullptr, 0, &rows), RINGSPAN_OK);
     tensors.emplace_back(rows, rank);
   }
-  std::vector<ringspan_comm*> comms(static_cast<std::size_t>(ranks));
-  EXPECT_EQ(ringspan_comm_create_threads(ranks, comms.data()), RINGSPAN_OK);
+  std::vector<ringspan_comm*> comms = make_world(ranks, world);
   std::vector<std::thread> threads;
   for (std::size_t rank = 0; rank < comms.size(); ++rank) {
-    threads.emplace_back([&, rank] { run(comms[rank], ranks, tensors[rank], device); });
+    threads.emplace_back([&, rank] {
+      if (world == World::nccl) comms[rank] = over_nccl(comms[rank]);
+      run(comms[rank], ranks, tensors[rank], device);
+    });
   }
   for (std::thread& thread : threads) thread.join();
   for (ringspan_comm* comm : comms) ringspan_comm_destroy(comm);
@@ -174,6 +203,19 @@ TEST(CDevice, ForwardAndBackward) {
       expect_near(actual[rank].dk, expected[rank].dk, "dk");
       expect_near(actual[rank].dv, expected[rank].dv, "dv");
       expect_near(actual[rank].dsinks, expected[rank].dsinks, "dsinks");
+    }
+  }
+}
+
+// However the messages go, the bits are the same.
+TEST(CDevice, MessagesFromDeviceToDevice) {
+  const std::vector<Tensors> expected = run_all(2, kDevice);
+  for (const World world : {World::copies, World::nccl}) {
+    const std::vector<Tensors> actual = run_all(2, kDevice, world);
+    for (std::size_t rank = 0; rank < expected.size(); ++rank) {
+      EXPECT_EQ(actual[rank].o, expected[rank].o);
+      EXPECT_EQ(actual[rank].dq, expected[rank].dq);
+      EXPECT_EQ(actual[rank].dk, expected[rank].dk);
     }
   }
 }
@@ -230,6 +272,26 @@ TEST(CDevice, ErrorsOfAttentions) {
   expect_error(ringspan_attention_set_seed(nullptr, 1), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   expect_error(ringspan_attention_wait(nullptr), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   ringspan_comm_destroy(comm);
+}
+
+TEST(CDevice, ErrorsOfWorlds) {
+  ringspan_comm* comm = nullptr;
+  const char* unknown = "gpu";
+  expect_error(ringspan_comm_create_threads_on(nullptr, 1, &comm), RINGSPAN_INVALID_ARGUMENT, "devices is null");
+  expect_error(ringspan_comm_create_threads_on(&unknown, 1, &comm), RINGSPAN_INVALID_ARGUMENT, "unknown device 'gpu'");
+  expect_error(ringspan_comm_create_nccl(nullptr, nullptr, &comm), RINGSPAN_INVALID_ARGUMENT, "host is null");
+  ringspan_comm* host = nullptr;
+  ASSERT_EQ(ringspan_comm_create_threads(1, &host), RINGSPAN_OK);
+  ringspan_nccl_options options;
+  std::memset(&options, 0, sizeof options);
+  expect_error(ringspan_comm_create_nccl(host, &options, &comm), RINGSPAN_INVALID_ARGUMENT, "options.struct_size (0)");
+  options.struct_size = sizeof options;
+  options.device = kDevice;
+  options.library = "/nowhere/libnccl.so.2";
+  EXPECT_NE(ringspan_comm_create_nccl(host, &options, &comm), RINGSPAN_OK);
+  EXPECT_NE(std::string(ringspan_last_error()).find("/nowhere/libnccl.so.2"), std::string::npos) << ringspan_last_error();
+  EXPECT_EQ(comm, nullptr);
+  ringspan_comm_destroy(host);
 }
 
 TEST(CDevice, ErrorsOfBuffers) {

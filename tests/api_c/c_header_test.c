@@ -6,6 +6,7 @@ _Static_assert(sizeof(ringspan_forward_tensors) == 8 + 5 * 32 + 3 * 8, "no paddi
 _Static_assert(sizeof(ringspan_backward_tensors) == 8 + 10 * 32 + 4 * 8, "no padding");
 _Static_assert(sizeof(ringspan_pass_stats) == 40, "no padding");
 _Static_assert(sizeof(ringspan_execute_options) == 40, "no padding");
+_Static_assert(sizeof(ringspan_nccl_options) == 40, "no padding");
 _Static_assert(sizeof(ringspan_memory_line) == 48, "no padding");
 
 const char* version_seen_by_c(void) { return ringspan_version(); }
