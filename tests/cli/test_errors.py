@@ -113,6 +113,7 @@ class Usage(Errors):
         self.fails(["selftest", "--transport", "pigeons"], ARGUMENTS, "--transport (pigeons) must be threads, processes or all")
         self.fails(["selftest", "--deadline", 0], ARGUMENTS, "--deadline (0) must be positive")
         self.fails(["bench", "--tokens", 8, "--transport", "pigeons"], ARGUMENTS, "--transport (pigeons) must be threads or processes")
+        self.fails(["bench", "--tokens", 8, "--transport", "nccl"], UNSUPPORTED, "--transport nccl moves messages between GPUs")
         self.fails(["bench", "--tokens", 8, "--repetitions", 0], ARGUMENTS, "--repetitions (0) must be in [1, ")
 
 

@@ -162,13 +162,19 @@ CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t sm
 }
 
 CLI::Option* add_transport(CLI::App& app, std::function<void(bool)> set) {
-  return add_parsed(app, "--transport", "NAME", "what ranks are: threads or processes (default threads)",
-                    [set = std::move(set)](const std::string& text) {
-                      if (text != "threads" && text != "processes") {
-                        throw InvalidArgument(fmt::format("--transport ({}) must be threads or processes", text));
-                      }
-                      set(text == "processes");
-                    });
+  return add_parsed(
+      app, "--transport", "NAME", "what ranks are: threads or processes (default threads)",
+      [set = std::move(set)](const std::string& text) {
+        if (text == "nccl") {
+          throw Unsupported(
+              "--transport nccl moves messages between GPUs, but this program computes on the CPU; NCCL is used from "
+              "C++ (make_nccl_communicator) and from Python");
+        }
+        if (text != "threads" && text != "processes") {
+          throw InvalidArgument(fmt::format("--transport ({}) must be threads or processes", text));
+        }
+        set(text == "processes");
+      });
 }
 
 CLI::Option* add_deadline(CLI::App& app, double& seconds) {
