@@ -38,7 +38,7 @@ class CliPage(unittest.TestCase):
         lines = [line.strip() for line in PAGE.splitlines() if line.startswith("    ringspan ") and "error:" not in line]
         self.assertGreater(len(lines), 14)
         commands = {shlex.split(line)[1] for line in lines}
-        self.assertEqual(commands, {"run", "plan", "verify", "bench", "capabilities", "selftest", "inspect", "doctor"})
+        self.assertEqual(commands, {"run", "plan", "verify", "bench", "capabilities", "selftest", "inspect", "doctor", "tune"})
         with tempfile.TemporaryDirectory() as name:
             folder = pathlib.Path(name)
             write_input(folder / "qkv.safetensors", 200, None)

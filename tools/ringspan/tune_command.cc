@@ -20,6 +20,7 @@
 #include "ringspan/tuning.h"
 #include "text.h"
 #include "tune_measure.h"
+#include "tune_search.h"
 #include "watch.h"
 
 namespace ringspan::cli {
