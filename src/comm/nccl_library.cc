@@ -29,7 +29,7 @@ std::unique_ptr<NcclLibrary> load_now(const std::string& path, const char* named
   void* handle = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) {
     const char* reason = ::dlerror();
-    throw Unsupported(fmt::format("nccl: cannot load {}{}: {}; {} names another file", path, named_by,
+    throw Unsupported(fmt::format("nccl: cannot load {}{}: {}; {} can name another file", path, named_by,
                                   reason == nullptr ? "no reason is given" : reason, kVariable));
   }
   auto library = std::make_unique<NcclLibrary>();

@@ -152,7 +152,7 @@ TEST_F(Faults, ALibraryThatIsNotThereIsNamedOnAllRanks) {
   });
   for (const std::string& error : errors) {
     EXPECT_THAT(error,
-                AllOf(HasSubstr("cannot load /nowhere/libnccl.so.2: "), HasSubstr("RINGSPAN_NCCL_LIBRARY names another file")));
+                AllOf(HasSubstr("cannot load /nowhere/libnccl.so.2: "), HasSubstr("RINGSPAN_NCCL_LIBRARY can name another file")));
   }
 }
 
