@@ -2,6 +2,8 @@
 
 #include <cstdint>
 #include <cstring>
+#include <memory>
+#include <string>
 
 #include "base/check.h"
 #include "plan/plan_data.h"
@@ -97,6 +99,11 @@ std::vector<std::size_t> saved_offsets(const std::vector<Plan>& plans, std::size
   return offsets;
 }
 
+// Ranks that share a device: messages are copied there.
+std::vector<std::unique_ptr<Communicator>> world_on(const std::string& device, std::size_t ranks) {
+  return make_thread_world(std::vector<std::string>(ranks, device));
+}
+
 }  // namespace
 
 void simulate_forward(const std::vector<Plan>& plans, const ForwardTensors& whole, std::span<std::byte> saved) {
@@ -177,7 +184,7 @@ void simulate_backward(const std::vector<Plan>& plans, const BackwardTensors& wh
 void simulate_forward(const std::vector<Plan>& plans, const std::vector<ForwardTensors>& shards, std::span<std::byte> saved,
                       const ExecuteOptions& execute) {
   const std::vector<std::size_t> offsets = saved_offsets(plans, saved.size());
-  run_thread_ranks(static_cast<int>(plans.size()), [&](Communicator& communicator) {
+  run_thread_ranks(world_on(execute.device, plans.size()), [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     Attention attention(plans[rank], communicator, execute);
     attention.forward(shards.at(rank));
@@ -189,7 +196,7 @@ void simulate_forward(const std::vector<Plan>& plans, const std::vector<ForwardT
 void simulate_backward(const std::vector<Plan>& plans, const std::vector<BackwardTensors>& shards,
                        std::span<const std::byte> saved, const ExecuteOptions& execute) {
   const std::vector<std::size_t> offsets = saved_offsets(plans, saved.size());
-  run_thread_ranks(static_cast<int>(plans.size()), [&](Communicator& communicator) {
+  run_thread_ranks(world_on(execute.device, plans.size()), [&](Communicator& communicator) {
     const auto rank = static_cast<std::size_t>(communicator.rank());
     Attention attention(plans[rank], communicator, execute);
     attention.restore_saved(saved.subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
