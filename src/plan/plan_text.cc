@@ -87,15 +87,15 @@ void append_sizes(std::string& out, const PlanData& data) {
     return text;
   };
   const auto kernel = [&](const char* label, const KernelChoice& choice) {
-    fmt::format_to(to, "  {:<10}{}", label, choice.name);
+    fmt::format_to(to, "  {}{}", label, choice.name);
     if (choice.tile == Tile{}) {
       fmt::format_to(to, ", without tiles\n");
     } else {
       fmt::format_to(to, ", tiles of {} x {} ({})\n", choice.tile.queries, choice.tile.keys, from(choice.tile_source));
     }
   };
-  kernel("kernels", data.attend);
-  if (data.has_backward) kernel("", data.attend_backward);
+  kernel("kernels   ", data.attend);
+  if (data.has_backward) kernel("          ", data.attend_backward);
   if (data.options.bucket_rows > 0)
     fmt::format_to(to, "  buckets   {} rows ({})\n", data.options.bucket_rows, from(data.bucket_source));
 }
