@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 
+#include "base/check.h"
 #include "comm/thread_world.h"
 #include "comm/transport.h"
 #include "ringspan/error.h"
@@ -79,6 +80,7 @@ class ThreadWorld {
   struct Endpoint {
     std::atomic<std::int64_t> life{0};  // steady clock, nanoseconds
     std::atomic<bool> left{false};
+    DeviceStream* stream = nullptr;  // of the rank while its operations are in channels
     std::mutex mutex;
     std::condition_variable changed;
     std::uint64_t signals = 0;
@@ -150,7 +152,9 @@ ThreadTransport::ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank, D
     : Transport(rank, world->size()),
       world_(std::move(world)),
       make_stream_(std::move(make_stream)),
-      stream_(make_stream_ ? make_stream_() : nullptr) {}
+      stream_(make_stream_ ? make_stream_() : nullptr) {
+  world_->endpoint(rank).stream = stream_.get();
+}
 
 ThreadTransport::~ThreadTransport() {
   withdraw();
@@ -183,7 +187,9 @@ void ThreadTransport::start(Operation& operation) {
   others.pop();
   Operation& send = sending ? operation : other;
   Operation& receive = sending ? other : operation;
-  if (stream_ != nullptr && (stream_->holds(send.message.data) || stream_->holds(receive.message.data))) {
+  // The other side's buffer is where that side says: its device may be one that ours does not know.
+  DeviceStream* const other_stream = world_->endpoint(peer).stream;
+  if (stream_ != nullptr && (stream_->holds(operation.message.data) || other_stream->holds(other.message.data))) {
     begin_device_copy(channel, send, receive);
     lock.unlock();
   } else {
@@ -333,6 +339,8 @@ std::unique_ptr<Communicator> ThreadTransport::make_duplicate() {
 
 std::vector<std::unique_ptr<Communicator>> make_thread_world_of(std::span<const DeviceStreamFactory> streams) {
   if (streams.empty()) throw InvalidArgument("ranks (0) must be at least 1");
+  const auto without = std::count_if(streams.begin(), streams.end(), [](const DeviceStreamFactory& stream) { return !stream; });
+  RINGSPAN_CHECK(without == 0 || without == static_cast<std::ptrdiff_t>(streams.size()));
   const auto world = std::make_shared<ThreadWorld>(static_cast<int>(streams.size()));
   std::vector<std::unique_ptr<Communicator>> result;
   result.reserve(streams.size());

@@ -10,7 +10,7 @@
 
 namespace ringspan {
 
-// A rank per factory; an empty factory is a rank without a device. What a factory throws is passed on.
+// A rank per factory; all factories are empty, ranks without a device, or none is. What a factory throws is passed on.
 std::vector<std::unique_ptr<Communicator>> make_thread_world_of(std::span<const DeviceStreamFactory> streams);
 
 }  // namespace ringspan

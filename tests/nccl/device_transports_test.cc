@@ -154,6 +154,23 @@ TEST(DeviceTransports, NothingIsStagedOnTheHost) {
   }
 }
 
+// Hides that the communicator inside takes memory of devices.
+class HostMemoryOnly final : public comm_testing::ForwardingCommunicator {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  bool takes_device_memory(const void* /*data*/) const override { return false; }
+};
+
+TEST(DeviceTransports, ARankMayStageOnTheHostWhatItsPeersDoNot) {
+  const Case plain = make_case("causal", Strategy::ring, 3);
+  const Whole whole(plain);
+  Case test = over_peer_copies(plain);
+  test.wrap = [](Communicator& inner) -> std::unique_ptr<Communicator> {
+    return inner.rank() == 1 ? std::make_unique<HostMemoryOnly>(inner) : nullptr;
+  };
+  EXPECT_EQ(run(test, whole, script_of(plain)), run(plain, whole, script_of(plain)));
+}
+
 TEST(DeviceTransports, ThreadsWithoutADeviceStageOnTheHost) {
   const Case plain = make_case("causal", Strategy::exchange, 2);
   const Whole whole(plain);
