@@ -1,5 +1,5 @@
-"""ringspan.torch.attention on a device: the emulated one, whose memory is tensors of the CPU. All but its streams is what CUDA tensors go
-through."""
+"""ringspan.torch.attention on a device: the emulated one, whose memory is tensors of the CPU, or what RINGSPAN_TEST_DEVICE names
+("cuda:0"). All but its streams is what CUDA tensors go through."""
 
 import contextlib
 import ctypes
@@ -19,28 +19,50 @@ import ringspan
 import ringspan.torch as rt
 from ringspan.torch import _device, _execute
 
-DEVICE = "cuda-emulated"
+DEVICE = os.environ.get("RINGSPAN_TEST_DEVICE", "cuda-emulated")
+EMULATED = DEVICE == "cuda-emulated"
+MEMORY = "cpu" if EMULATED else DEVICE  # where its tensors lie
 
 
 def _inputs(n_q, n_k=None, heads=4, kv_heads=2, dim=16, dim_v=None, batch=1, dtype=torch.float32):
     torch.manual_seed(0)
     n_k, dim_v = n_k or n_q, dim_v or dim
     shapes = (batch, n_q, heads, dim), (batch, n_k, kv_heads, dim), (batch, n_k, kv_heads, dim_v)
-    return [torch.randn(shape).to(dtype).requires_grad_() for shape in shapes]
+    return [torch.randn(shape).to(MEMORY, dtype).requires_grad_() for shape in shapes]
+
+
+def _exact(*tensors):
+    """Copies for the reference, which computes in float64 on the CPU."""
+    return [t.detach().cpu().double().requires_grad_() for t in tensors]
+
+
+def _close(actual, expected, *rest):
+    assert actual.device == torch.device(MEMORY)
+    assert_close(actual.cpu(), expected, *rest)
 
 
 def _compare(tensors, expected, dtype=torch.float32, extra=(), **options):
     """expected(q, k, v, *extra) -> (o, lse) in float64."""
     o, lse = rt.attention(*tensors, return_lse=True, device=DEVICE, **options)
     d_out, d_lse = torch.randn_like(o), torch.randn_like(lse)
-    reference = [t.detach().double().requires_grad_() for t in (*tensors, *extra)]
+    reference = _exact(*tensors, *extra)
     o_ref, lse_ref = expected(*reference)
-    assert_close(o, o_ref, dtype, "o")
-    assert_close(lse, lse_ref, dtype, "lse")
+    _close(o, o_ref, dtype, "o")
+    _close(lse, lse_ref, dtype, "lse")
     ((o * d_out).sum() + (lse * d_lse).sum()).backward()
-    ((o_ref * d_out.double()).sum() + (lse_ref * d_lse.double()).sum()).backward()
+    ((o_ref * d_out.cpu().double()).sum() + (lse_ref * d_lse.cpu().double()).sum()).backward()
     for name, t, ref in zip(("dq", "dk", "dv", "dsinks"), (*tensors, *extra), reference):
-        assert_close(t.grad, ref.grad, dtype, name)
+        _close(t.grad, ref.grad, dtype, name)
+
+
+def _compare_with_cpu(tensors, **options):
+    on_cpu = [t.detach().cpu().requires_grad_() for t in tensors]
+    o, expected = rt.attention(*tensors, device=DEVICE, **options), rt.attention(*on_cpu, **options)
+    o.square().sum().backward()
+    expected.square().sum().backward()
+    _close(o, expected.double())
+    for t, e in zip(tensors, on_cpu):
+        _close(t.grad, e.grad.double())
 
 
 @pytest.mark.parametrize("ranks", [None, 3])
@@ -61,34 +83,27 @@ def test_windows_lists_and_dilation(ranks):
     counts = dilated_counts(40, 4, [(8, 1), (16, 2)], True)
     options = dict(pattern="dilated:8x1,16x2", causal=True, ranks=ranks, sharding="contiguous", layout="bhsd")
     tensors = [t.detach().transpose(1, 2).contiguous().requires_grad_() for t in _inputs(40, kv_heads=4)]
-    bshd = [t.transpose(1, 2) for t in tensors]
+    bshd = [t.transpose(1, 2) for t in _exact(*tensors)]
     o = rt.attention(*tensors, device=DEVICE, **options)
-    assert_close(o.transpose(1, 2), attention(*bshd, counts=counts)[0])
+    _close(o.transpose(1, 2), attention(*bshd, counts=counts)[0])
     assert o.is_contiguous()
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_slopes_sinks_softcap(ranks):
-    slopes, sinks = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.randn(4).requires_grad_()
+    slopes, sinks = torch.tensor([0.5, 0.25, 0.125, 0.0625]), torch.randn(4).to(MEMORY).requires_grad_()
     mask = mask_of(29, 29, causal=True)
 
     def expected(q, k, v, sinks):
         return attention(q, k, v, mask, scale=0.3, softcap=5.0, alibi=slopes, sinks=sinks)
 
-    options = dict(causal=True, scale=0.3, softcap=5.0, alibi_slopes=slopes, sinks=sinks, ranks=ranks)
+    options = dict(causal=True, scale=0.3, softcap=5.0, alibi_slopes=slopes.to(MEMORY), sinks=sinks, ranks=ranks)
     _compare(_inputs(29), expected, extra=(sinks,), **options)
 
 
 @pytest.mark.parametrize("ranks", [None, 2])
 def test_dropout_is_that_of_the_cpu(ranks):
-    results = []
-    for device in (None, DEVICE):
-        tensors = _inputs(33)
-        o = rt.attention(*tensors, dropout_p=0.3, dropout_seed=5, ranks=ranks, device=device)
-        o.sum().backward()
-        results.append((o.detach(), *(t.grad for t in tensors)))
-    for on_cpu, on_device in zip(*results):
-        assert_close(on_device, on_cpu.double())
+    _compare_with_cpu(_inputs(33), dropout_p=0.3, dropout_seed=5, ranks=ranks)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -99,23 +114,16 @@ def test_layers_share_an_arena_from_torch(dtype):
     outputs = [rt.attention(*t, causal=True, device=DEVICE) for t in tensors]
     for t, o in zip(reversed(tensors), reversed(outputs)):
         o.backward(torch.ones_like(o))
-        reference = [x.detach().double().requires_grad_() for x in t]
+        reference = _exact(*t)
         attention(*reference, mask_of(33, 33, causal=True))[0].sum().backward()
         for x, e in zip(t, reference):
-            assert_close(x.grad, e.grad, dtype)
+            _close(x.grad, e.grad, dtype)
     (session,) = _execute._alone._sessions._items.values()
     assert session.place.name == DEVICE and session.arena.numel() == session.core.plan.arena_bytes() > 0
 
 
 def test_torchscale_keeps_o_of_each_branch():
-    results = []
-    for device in (None, DEVICE):
-        tensors = _inputs(48, kv_heads=4)
-        o = rt.attention(*tensors, pattern="dilated:16x1,48x2@torchscale", causal=True, device=device)
-        o.square().sum().backward()
-        results.append((o.detach(), *(t.grad for t in tensors)))
-    for on_cpu, on_device in zip(*results):
-        assert_close(on_device, on_cpu.double())
+    _compare_with_cpu(_inputs(48, kv_heads=4), pattern="dilated:16x1,48x2@torchscale", causal=True)
 
 
 def test_a_compiled_graph():
@@ -123,12 +131,65 @@ def test_a_compiled_graph():
     compiled = torch.compile(lambda q, k, v: rt.attention(q, k, v, causal=True, device=DEVICE), fullgraph=True, backend="aot_eager")
     o = compiled(*tensors)
     o.sum().backward()
-    reference = [t.detach().double().requires_grad_() for t in tensors]
+    reference = _exact(*tensors)
     expected, _ = attention(*reference, mask_of(20, 20, causal=True))
     expected.sum().backward()
-    assert_close(o, expected)
+    _close(o, expected)
     for t, e in zip(tensors, reference):
-        assert_close(t.grad, e.grad)
+        _close(t.grad, e.grad)
+
+
+def _step(tensors):
+    o = rt.attention(*tensors, causal=True, device=DEVICE)
+    return o, *torch.autograd.grad(o.square().sum(), tensors)
+
+
+def _expected(tensors):
+    reference = _exact(*tensors)
+    o, _ = attention(*reference, mask_of(tensors[0].shape[1], tensors[0].shape[1], causal=True))
+    return o, *torch.autograd.grad(o.square().sum(), reference)
+
+
+on_a_gpu = pytest.mark.skipif(EMULATED, reason="the emulated device has no streams of torch; RINGSPAN_TEST_DEVICE=cuda:0 has")
+
+
+@on_a_gpu
+def test_streams_of_torch():
+    """Work before and after on the same stream needs no synchronisation, whichever stream the session was made on."""
+    rt.forget_plans()
+    tensors = _inputs(300)
+    for stream in (torch.cuda.Stream(MEMORY), torch.cuda.default_stream(MEMORY), torch.cuda.Stream(MEMORY)):
+        stream.wait_stream(torch.cuda.current_stream(MEMORY))
+        with torch.cuda.stream(stream):
+            late = [t.detach().mul(2).mul(0.5).requires_grad_() for t in tensors]
+            results = [r.clone() for r in _step(late)]
+        stream.synchronize()
+        for result, expected in zip(results, _expected(tensors)):
+            _close(result, expected)
+
+
+@on_a_gpu
+def test_a_cuda_graph():
+    rt.forget_plans()
+    static, other = _inputs(200), [torch.randn_like(t) for t in _inputs(200)]
+    stream = torch.cuda.Stream(MEMORY)
+    stream.wait_stream(torch.cuda.current_stream(MEMORY))
+    with torch.cuda.stream(stream):
+        for _ in range(2):
+            _step(static)
+    torch.cuda.current_stream(MEMORY).wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        results = _step(static)
+    _step([t.clone().requires_grad_() for t in other])  # other task lists come between
+    with torch.no_grad():
+        for t, value in zip(static, other):
+            t.copy_(value)
+    for _ in range(2):
+        graph.replay()
+    torch.cuda.synchronize(MEMORY)
+    for result, expected in zip(results, _expected(static)):
+        _close(result, expected)
 
 
 def _in_a_group(rank, ranks, stand_in=None):
@@ -168,6 +229,10 @@ def _in_a_group(rank, ranks, stand_in=None):
     assert_close(again, sharding.shard(attention(q, k, v)[0], rank=rank))
 
 
+emulated_only = pytest.mark.skipif(not EMULATED, reason="two ranks on one GPU; selftest --device cuda runs a GPU per rank")
+
+
+@emulated_only
 def test_two_ranks_of_a_group():
     run_ranks(2, _in_a_group)
 
@@ -179,6 +244,7 @@ def _by_nccl(rank, ranks, stand_in):
     return [library.stand_in_count(what) for what in (1, 2)]  # messages, aborts
 
 
+@emulated_only
 def test_messages_go_by_nccl_from_device_to_device(tmp_path):
     """A stand-in with NCCL's interface, which knows the emulated device's streams. NCCL itself has not run."""
     compiler = shutil.which("c++") or shutil.which("g++")
@@ -201,12 +267,13 @@ def _without_nccl(rank, ranks):
     assert_close(o, x.double())
 
 
+@emulated_only
 def test_without_nccl_messages_pass_through_the_host():
     run_ranks(2, _without_nccl)
 
 
 def test_nccl_is_asked_for_on_cuda_only(monkeypatch):
-    places = [_device.Place(torch.device("cpu"), ""), _device.Place(torch.device("cpu"), DEVICE), _device.Place(torch.device("cuda", 0), "")]
+    places = [_device.Place(torch.device("cpu"), ""), _device.Place(torch.device("cpu"), "cuda-emulated"), _device.Place(torch.device("cuda", 0), "")]
     monkeypatch.delenv("RINGSPAN_NCCL", raising=False)
     assert [_device.nccl_library(place) for place in places] == [None, None, ""]
     monkeypatch.setenv("RINGSPAN_NCCL", "0")
@@ -235,7 +302,7 @@ def test_cuda_tensors_give_cuda_tensors(monkeypatch):
         with pytest.raises(ringspan.InvalidArgument, match="device is cpu, but q is on cuda:0"):
             rt.attention(q, k, k, device="cpu")
         with pytest.raises(ringspan.InvalidArgument, match="cuda-emulated, whose memory is tensors of the CPU, but q is on cuda:0"):
-            rt.attention(q, k, k, device=DEVICE)
+            rt.attention(q, k, k, device="cuda-emulated")
         parts = [sharding.shard(q, rank=rank) for rank in range(3)]
         assert {t.device for t in (*parts, sharding.unshard(parts))} == {q.device}
         monkeypatch.setattr(ringspan._core, "HAS_CUDA", False)
