@@ -126,7 +126,7 @@ Combination combination(const TuneOptions& options, DType dtype, int head_dim) {
 class Tuner {
  public:
   Tuner(const TuneOptions& options, std::string file) : options_(options), file_(std::move(file)), line_(true) {
-    if (options.quick) stages_ = {2, 3, 2, 5};
+    if (options.quick) stages_ = {2, 3, 3, 7};
   }
 
   int run() {
@@ -161,11 +161,12 @@ class Tuner {
       c.seconds = time_once(c.problem, c.options);
       const PassSeconds on_two = time_once(c.on_two_ranks, ring_of(c, c.buckets.front()));
       c.two_ranks_seconds = on_two.forward + on_two.backward;
-      const int forward = stages_.runs(c.forward.size()), backward = stages_.runs(c.backward.size());
+      const double both = c.seconds.forward + c.seconds.backward;
+      const int forward = repeats_of(c.seconds.forward) * stages_.runs(c.forward.size());
+      const int backward = repeats_of(both) * stages_.runs(c.backward.size());
       runs += forward + backward;
       pairs += stages_.runs(c.buckets.size());
-      seconds += forward * c.seconds.forward + backward * (c.seconds.forward + c.seconds.backward) +
-                 stages_.runs(c.buckets.size()) * c.two_ranks_seconds;
+      seconds += forward * c.seconds.forward + backward * both + stages_.runs(c.buckets.size()) * c.two_ranks_seconds;
     }
     line_.clear();
     total_ = seconds;
@@ -179,9 +180,15 @@ class Tuner {
                "gain", "spread");
   }
 
+  // So that short runs add up to some time, in which a disturbance passes.
+  static int repeats_of(double seconds) {
+    constexpr double kSeconds = 0.08;
+    return static_cast<int>(std::clamp(kSeconds / std::max(seconds, 1e-9), 1.0, 10.0));
+  }
+
   static PassSeconds time_once(const Problem& problem, const PlanOptions& options) {
     const RandomInputs random(problem);
-    return run_in_turns(problem, {options}, random.inputs(), 1, [] {})[0][0];
+    return run_in_turns(problem, {options}, random.inputs(), 1, 1, [] {})[0][0];
   }
 
   static PlanOptions ring_of(const Combination& c, std::int64_t bucket) {
@@ -211,6 +218,7 @@ class Tuner {
                              const char* what) {
         const bool backward = pass == &PassSeconds::backward;
         const double weight = c.seconds.forward + (backward ? c.seconds.backward : 0);
+        const int repeats = repeats_of(weight);
         return search(list.size(), stages_, [&](const std::vector<std::size_t>& candidates, int rounds) {
           std::vector<PlanOptions> options(candidates.size(), c.options);
           for (std::size_t i = 0; i < candidates.size(); ++i) {
@@ -218,7 +226,8 @@ class Tuner {
             options[i].backward = backward;
           }
           std::vector<std::vector<double>> seconds;
-          for (const auto& runs : run_in_turns(c.problem, options, random.inputs(), rounds, step(c, what, weight))) {
+          for (const auto& runs :
+               run_in_turns(c.problem, options, random.inputs(), rounds, repeats, step(c, what, repeats * weight))) {
             seconds.emplace_back();
             for (const PassSeconds& run : runs) seconds.back().push_back(run.*pass);
           }
@@ -236,7 +245,7 @@ class Tuner {
       for (const std::size_t candidate : candidates) options.push_back(ring_of(c, c.buckets[candidate]));
       std::vector<std::vector<double>> seconds;
       for (const auto& runs :
-           run_in_turns(c.on_two_ranks, options, random.inputs(), rounds, step(c, "buckets", c.two_ranks_seconds))) {
+           run_in_turns(c.on_two_ranks, options, random.inputs(), rounds, 1, step(c, "buckets", c.two_ranks_seconds))) {
         seconds.emplace_back();
         for (const PassSeconds& run : runs) seconds.back().push_back(run.forward + run.backward);
       }

@@ -21,10 +21,10 @@ struct Finding {
 
 // How many runs each stage of a search takes.
 struct Stages {
-  int screening_rounds = 2;  // all candidates
+  int screening_rounds = 3;  // all candidates
   int finalists = 4;
-  int final_rounds = 3;
-  int duel_rounds = 7;  // default and winner
+  int final_rounds = 5;
+  int duel_rounds = 15;  // default and winner
   int runs(std::size_t candidates) const;
 };
 
