@@ -77,6 +77,20 @@ def test_a_plan_prints_and_draws_itself():
     assert whole == 2 * 24 * 25 // 2
 
 
+def test_a_plan_names_the_source_of_its_sizes(monkeypatch, tmp_path):
+    plan = ringspan.plan(4096, ranks=4, strategy="ring", bucket_rows=64, tile=(96, 128))
+    text = str(plan)
+    assert "tiles of 96 x 128 (given)" in text and "buckets   64 rows (given)" in text
+    assert "(default)" in text.split("attend_backward")[1].split("\n")[0]
+    with pytest.raises(ringspan.InvalidArgument, match=r"the keys of a tile \(100\) must be 0 or a multiple of"):
+        ringspan.plan(4096, backward_tile=(96, 100))
+    broken = tmp_path / "tune.json"
+    broken.write_text("{")
+    monkeypatch.setenv("RINGSPAN_TUNE_FILE", str(broken))
+    with pytest.raises(ringspan.InvalidArgument, match="tune file .*tune.json: is not JSON"):
+        ringspan.plan(4096)
+
+
 def test_a_budget_is_kept_or_refused():
     plan = ringspan.plan(65536, ranks=4, causal=True, strategy="ring", memory_budget=400 << 20)
     assert sum(plan.memory(backward=True).values()) <= 400 << 20
