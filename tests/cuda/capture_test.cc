@@ -24,7 +24,7 @@ constexpr const char* kDevice = "cuda-emulated";
 Case make_case(DType dtype, std::uint64_t seed) {
   Case test;
   Problem& p = test.problem;
-  p.tokens_q = p.tokens_k = 70;
+  p.tokens_q = p.tokens_k = 40;
   p.heads = 4;
   p.kv_heads = 2;
   p.head_dim = p.head_dim_v = 16;
