@@ -117,32 +117,12 @@ class UnitBackward {
         const std::int64_t place = (t - heads.begin) << kHeadShift | part.end;
         if (turnstile != nullptr) turnstile->pass(place);
         tile_.rows = gather(task, t, part, keys);
-        const bool last = part.end == rows.end;
-        if (tile_.rows > 0) {
-          look_ahead(task, last ? t + 1 : t, heads.end, last ? rows.begin : part.end, rows.end);
-          run_tile(task, t, row, keys);
-        }
+        if (tile_.rows > 0) run_tile(task, t, row, keys);
         if (turnstile != nullptr) turnstile->leave(place);
       }
     }
     ops_.end_keys(tile_, row_of<float>(task.dk, batch(task), kv, keys.begin), task.dk.row_stride,
                   row_of<float>(task.dv, batch(task), kv, keys.begin), task.dv.row_stride);
-  }
-
-  // The rows of the next tile are fetched while this one is computed: from row `row` of head `t` on, if there are such.
-  void look_ahead(const AttendTask& task, std::int64_t t, std::int64_t heads_end, std::int64_t row, std::int64_t rows_end) {
-    tile_.ahead = nullptr;
-    if (t == heads_end) return;
-    const std::int64_t count = std::min<std::int64_t>(s_.dims.tile.queries, rows_end - row);
-    const AttendShape& shape = params_.shape;
-    const auto rows_of = [&](const Rows& view, int width) {
-      return ahead_rows(source(view, task, t, row, nullptr, 0, 0).data, view.row_stride, size_of(shape.dtype), width, count);
-    };
-    ahead_ = {
-        {rows_of(task.q, shape.head_dim), rows_of(task.d_out, shape.head_dim_v),
-         ahead_rows(row_of<float>(task.dq, batch(task), t, row), task.dq.row_stride, sizeof(float), shape.head_dim, count)},
-        0};
-    tile_.ahead = &ahead_;
   }
 
   void run_tile(const AttendTask& task, std::int64_t t, std::int64_t row, IndexRange keys) {
@@ -205,7 +185,6 @@ class UnitBackward {
   Progress& progress_;
   Unit unit_;
   BackwardTile tile_{};
-  Ahead ahead_{};
   float slope_ = 0.0F;
 };
 

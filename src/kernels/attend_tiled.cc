@@ -125,29 +125,13 @@ class UnitForward {
 
   // Where keys are used by few queries, reading them takes as long as computing: the next ones are fetched meanwhile.
   void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles) {
+    constexpr std::int64_t kLine = 64;
+    const std::int64_t element = size_of(params_.shape.dtype);
     const auto rows_of = [&](const KeyRows& rows, int width) {
-      return ahead_rows(key_row(task, rows, keys.begin), rows.row_stride, size_of(params_.shape.dtype), width,
-                        keys.empty() ? 0 : keys.size());
+      return AheadRows{reinterpret_cast<const char*>(key_row(task, rows, keys.begin)), rows.row_stride * element,
+                       ceil_div(width * element, kLine), keys.empty() ? 0 : keys.size(), 0};
     };
-    ahead_ = {{rows_of(task.k, params_.shape.head_dim), rows_of(task.v, params_.shape.head_dim_v), {}}, tiles > 1 ? 0 : kBurst};
-    tile_.ahead = &ahead_;
-  }
-
-  // Where queries are many, those of the next tile are fetched, with their accumulators.
-  void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows) {
-    if (rows.empty()) {
-      tile_.ahead = nullptr;
-      return;
-    }
-    const std::int64_t b = batch(task);
-    const auto* q =
-        static_cast<const std::byte*>(task.q.data) +
-        size_of(params_.shape.dtype) * (b * task.q.batch_stride + t * task.q.head_stride + rows.begin * task.q.row_stride);
-    ahead_ = {{ahead_rows(q, task.q.row_stride, size_of(params_.shape.dtype), params_.shape.head_dim, rows.size()),
-               ahead_rows(row_of<float>(task.acc, b, t, rows.begin), task.acc.row_stride, sizeof(float),
-                          params_.shape.head_dim_v, rows.size()),
-               {}},
-              0};
+    ahead_ = {{rows_of(task.k, params_.shape.head_dim), rows_of(task.v, params_.shape.head_dim_v)}, tiles > 1 ? 0 : kBurst};
     tile_.ahead = &ahead_;
   }
 
@@ -217,12 +201,10 @@ class UnitForward {
     const std::int64_t head = task.head_first + heads.begin * task.head_step;
     slope_ = alibi_slope(params_, unit_.batch, head);
     const std::int64_t tile_rows = query_tile() / heads.size();
-    const bool ahead_of_keys = tile_.ahead != nullptr;
     for (std::int64_t row = rows.begin; row < rows.end; row += tile_rows) {
       tile_.rows = gather(task, heads, {row, std::min(row + tile_rows, rows.end)}, run);
       if (tile_.rows == 0) continue;
       load(task, heads.begin, heads.size(), row);
-      if (!ahead_of_keys) look_ahead(task, heads.begin, {row + tile_rows, std::min(row + 2 * tile_rows, rows.end)});
       for (std::int64_t c = run.begin; c < run.end; c += key_tile()) {
         if (!clip(run, c, (c - run.begin) / key_tile())) continue;
         if (params_.shape.alibi) set_distances(task, row, c);
@@ -232,7 +214,6 @@ class UnitForward {
       }
       store(task, heads.begin, row);
     }
-    if (!ahead_of_keys) tile_.ahead = nullptr;
   }
 
   // The rows that see a key of the run, and which (relative to the run); the others are not touched.
@@ -307,8 +288,9 @@ class UnitForward {
       s_.l[r] = *row_of<const float>(task.l, b, t + s_.head[r], row + s_.index[r]);
       const float* acc = row_of<const float>(task.acc, b, t + s_.head[r], row + s_.index[r]);
       float* copy = s_.acc + r * s_.acc_stride;
-      std::copy_n(acc, width, copy);
-      std::fill(copy + width, copy + s_.acc_stride, 0.0F);
+      const std::int64_t present = s_.m[r] == -std::numeric_limits<float>::infinity() ? 0 : width;  // the identity: all zeros
+      std::copy_n(acc, present, copy);
+      std::fill(copy + present, copy + s_.acc_stride, 0.0F);
     }
   }
 

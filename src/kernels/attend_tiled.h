@@ -21,11 +21,6 @@ namespace ringspan::kernels {
 // The dims of a shape; its tile sizes become those of the implementation where they are 0.
 TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&));
 
-// Rows to be fetched ahead; width and stride in elements.
-inline AheadRows ahead_rows(const void* first, std::int64_t stride, std::int64_t element_size, int width, std::int64_t count) {
-  return {static_cast<const char*>(first), stride * element_size, round_up(width * element_size, 64) / 64, count, 0};
-}
-
 std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);
 void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context);
 

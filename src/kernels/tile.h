@@ -39,7 +39,7 @@ struct AheadRows {
   std::int64_t next;  // of the lines of all rows
 };
 struct Ahead {
-  AheadRows rows[3];  // those without lines are left out
+  AheadRows rows[2];  // keys, values
   int burst;          // lines per step of packing, which has less to do than products
 };
 
@@ -91,7 +91,6 @@ struct BackwardTile {
   std::int64_t key_first, key_step;
   const float* factors;  // dropout: of (row, key) at row * factor_row + key * factor_key; nullptr: none
   std::int64_t factor_row, factor_key;
-  Ahead* ahead;  // nullptr: nothing to fetch
 };
 
 // Sizes in bytes, multiples of 64.

@@ -153,7 +153,7 @@ void add_key_gradient(const BackwardTile& tile, const float* weight, const float
       if (range.empty()) continue;
       multiply(at_most(step, tile.keys - key), columns / kWidth, Left{weight + key * stride + range.begin, stride, 1},
                panel + static_cast<std::int64_t>(range.begin) * columns, columns, range.end - range.begin,
-               Add{out + key * out_stride + column, out_stride}, tile.ahead);
+               Add{out + key * out_stride + column, out_stride});
     }
   }
 }
@@ -173,7 +173,7 @@ void add_query_gradient(const BackwardTile& tile, const GradientParts& parts) {
         if (begin >= end) continue;
         multiply(last - row, columns / kWidth, Left{parts.ds + begin * parts.stride + row, 1, parts.stride},
                  panel + static_cast<std::int64_t>(begin) * columns, columns, end - begin,
-                 AddToRows{tile.dq + row, column, tile.dims.head_dim}, tile.ahead);
+                 AddToRows{tile.dq + row, column, tile.dims.head_dim});
       }
     }
   }
@@ -185,9 +185,9 @@ void attend_backward_tile(const BackwardTile& tile) {
     return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys));
   };
   multiply_columns(tile.keys, tile.rows, parts.k_rows, parts.k_stride, parts.q_columns, tile.dims.head_dim, parts.p,
-                   parts.stride, range_of, tile.ahead);
+                   parts.stride, range_of);
   multiply_columns(tile.keys, tile.rows, parts.v_rows, parts.v_stride, parts.d_out_columns, tile.dims.head_dim_v, parts.ds,
-                   parts.stride, range_of, tile.ahead);
+                   parts.stride, range_of);
   for (int key = 0; key < tile.keys; ++key) gradient_row(tile, parts, key);
   add_key_gradient(tile, parts.p, parts.d_out_panels, tile.dims.head_dim_v, parts.dv, parts.v_stride, range_of);
   add_key_gradient(tile, parts.ds, parts.q_panels, tile.dims.head_dim, parts.dk, parts.k_stride, range_of);
