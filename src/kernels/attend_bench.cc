@@ -144,7 +144,29 @@ void add(std::span<const AttendKernel> kernels, bool backward) {
   }
 }
 
+#if defined(__x86_64__)
+// What the machine can do: multiply-adds of AVX-512 in twelve chains, which hide the latency.
+__attribute__((target("avx512f"), noinline)) void multiply_adds(std::int64_t steps) {
+  using Vector = float __attribute__((vector_size(64)));
+  Vector x{}, y{}, sum[12] = {};
+  x = x + 1.0001F, y = y + 0.5F;
+  for (std::int64_t i = 0; i < steps; ++i) {
+#pragma GCC unroll 12
+    for (Vector& a : sum) __asm__ volatile("vfmadd213ps %2, %1, %0" : "+v"(a) : "v"(x), "v"(y));  // a = a x + y
+  }
+}
+
+void peak(benchmark::State& state) {
+  constexpr std::int64_t kSteps = 1'000'000;
+  for (auto _ : state) multiply_adds(kSteps);
+  state.counters["GFLOP/s"] = benchmark::Counter(24.0 * 16 * kSteps / 1e9, benchmark::Counter::kIsIterationInvariantRate);
+}
+#endif
+
 const bool kRegistered = [] {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx512f")) benchmark::RegisterBenchmark("peak_f32_avx512", peak)->Unit(benchmark::kMillisecond);
+#endif
   add(attend_kernels(), false);
   add(attend_backward_kernels(), true);
   return true;
