@@ -60,16 +60,17 @@ CostModel parse_cost(const std::string& text) {
 }
 
 Tile parse_tile(const std::string& option, const std::string& text) {
-  const std::size_t x = text.find('x');
   constexpr std::int64_t kMost = 1 << 20;
+  const std::size_t x = text.find('x');
+  std::int64_t queries = 0, keys = 0;
   try {
-    if (x != std::string::npos) {
-      const std::int64_t queries = parse_integer(option, text.substr(0, x)), keys = parse_integer(option, text.substr(x + 1));
-      if (queries >= 1 && keys >= 1 && queries <= kMost && keys <= kMost) {
-        return {static_cast<int>(queries), static_cast<int>(keys)};
-      }
-    }
-  } catch (const InvalidArgument&) {  // said below
+    queries = parse_integer(option, text.substr(0, x));
+    keys = x == std::string::npos ? 0 : parse_integer(option, text.substr(x + 1));
+  } catch (const InvalidArgument&) {
+    queries = 0;
+  }
+  if (queries >= 1 && keys >= 1 && queries <= kMost && keys <= kMost) {
+    return {static_cast<int>(queries), static_cast<int>(keys)};
   }
   throw InvalidArgument(fmt::format("{} ({}) must be queries x keys, such as 96x256", option, text));
 }

@@ -4,6 +4,7 @@
 #include <CLI/CLI.hpp>
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <ctime>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -59,7 +60,7 @@ void add_new(std::vector<int>& list, int value) {
 std::vector<int> sizes_around(int own, int step, int least, int most, std::initializer_list<double> factors) {
   std::vector<int> sizes{own};
   for (const double factor : factors) {
-    const int size = static_cast<int>(factor * own / step + 0.5) * step;
+    const int size = static_cast<int>(std::lround(factor * own / step)) * step;
     if (size >= least && size <= most) add_new(sizes, size);
   }
   return sizes;
