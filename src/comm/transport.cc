@@ -20,8 +20,9 @@ constexpr std::chrono::milliseconds kTick{20};
 bool sends(const Message& message) { return message.direction == Message::Direction::send; }
 
 std::string describe(const Message& message, std::uint64_t round) {
-  return sends(message) ? fmt::format("waiting to send {} bytes to rank {} in {}", message.bytes, message.peer, round_name(round))
-                        : fmt::format("waiting for {} bytes from rank {} in {}", message.bytes, message.peer, round_name(round));
+  return sends(message)
+             ? fmt::format("waiting to send {} bytes to rank {} in {}", message.bytes, message.peer, round_name(round))
+             : fmt::format("waiting for {} bytes from rank {} in {}", message.bytes, message.peer, round_name(round));
 }
 
 }  // namespace
