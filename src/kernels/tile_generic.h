@@ -42,9 +42,11 @@ RINGSPAN_INLINE Reg load_up_to(const typename Type::Type* p, int n) {
   return n >= kWidth ? Type::load(p) : Type::load_partial(p, n);
 }
 
-template <typename Type>
-void pack_columns(float* out, const RowSource& source, float scale) {
+// Columns, and with kPanels panels of the same rows, which are read once; whether these are finite.
+template <typename Type, bool kPanels>
+bool pack_turned(float* out, float* panels, const RowSource& source, float scale) {
   const Reg factor = Isa::set1(scale);
+  Reg check = Isa::zero();  // 0 x is NaN where x is infinite or NaN
   for (int first = 0; first < source.rows; first += kPanel) {
     const int columns = up(at_most(source.rows - first, kPanel));
     for (int group = 0; group < columns; group += kWidth) {
@@ -55,6 +57,14 @@ void pack_columns(float* out, const RowSource& source, float scale) {
           tile[r] = r < present ? load_up_to<Type>(row_at<Type>(source, first + group + r) + e, source.width - e) * factor
                                 : Isa::zero();
         }
+        if constexpr (kPanels) {
+          const int panel = e / kPanel * kPanel, stride = up(at_most(source.width - panel, kPanel));
+          float* p = panels + static_cast<std::int64_t>(panel) * source.rows + (first + group) * stride + e - panel;
+          for (int r = 0; r < present; ++r, p += stride) {
+            check = Isa::fma(tile[r], Isa::zero(), check);
+            Isa::store(p, tile[r]);
+          }
+        }
         Isa::transpose(tile);
         const int elements = at_most(source.width - e, kWidth);
         for (int c = 0; c < elements; ++c) Isa::store(out + (e + c) * columns + group, tile[c]);
@@ -63,6 +73,7 @@ void pack_columns(float* out, const RowSource& source, float scale) {
     }
     out += columns * source.width;
   }
+  return Isa::reduce_add(check) == 0.0F;
 }
 
 template <typename Type>
@@ -99,8 +110,10 @@ using BFloat16 = Sixteen<Isa::load_bf16>;
 using Float16 = Sixteen<Isa::load_f16>;
 
 // By DType.
-constexpr void (*kPackColumns[3])(float*, const RowSource&, float) = {pack_columns<Float32>, pack_columns<BFloat16>,
-                                                                      pack_columns<Float16>};
+constexpr bool (*kPackColumns[3])(float*, float*, const RowSource&, float) = {
+    pack_turned<Float32, false>, pack_turned<BFloat16, false>, pack_turned<Float16, false>};
+constexpr bool (*kPackBoth[3])(float*, float*, const RowSource&, float) = {
+    pack_turned<Float32, true>, pack_turned<BFloat16, true>, pack_turned<Float16, true>};
 constexpr bool (*kPackPanels[3])(float*, const RowSource&, float) = {pack_panels<Float32>, pack_panels<BFloat16>,
                                                                      pack_panels<Float16>};
 constexpr void (*kPackRows[3])(float*, std::int64_t, const RowSource&, float) = {pack_rows<Float32>, pack_rows<BFloat16>,
@@ -244,7 +257,7 @@ ForwardBytes forward_bytes(const TileDims& dims) {
 }
 
 bool pack_keys(const TileDims& dims, void* out, const RowSource& k) {
-  kPackColumns[dims.dtype](static_cast<float*>(out), k, 1.0F);
+  kPackColumns[dims.dtype](static_cast<float*>(out), nullptr, k, 1.0F);
   return true;
 }
 bool pack_values(const TileDims& dims, void* out, const RowSource& v) {

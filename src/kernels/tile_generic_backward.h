@@ -65,10 +65,8 @@ void begin_keys(BackwardTile& tile, const RowSource& k, const RowSource& v) {
 void begin_queries(BackwardTile& tile, const RowSource& q, const RowSource& d_out) {
   const GradientParts parts(tile);
   const int dtype = tile.dims.dtype;
-  kPackColumns[dtype](parts.q_columns, q, tile.scale);
-  kPackColumns[dtype](parts.d_out_columns, d_out, tile.output_scale);
-  const bool q_finite = kPackPanels[dtype](parts.q_panels, q, tile.scale);
-  const bool d_out_finite = kPackPanels[dtype](parts.d_out_panels, d_out, tile.output_scale);
+  const bool q_finite = kPackBoth[dtype](parts.q_columns, parts.q_panels, q, tile.scale);
+  const bool d_out_finite = kPackBoth[dtype](parts.d_out_columns, parts.d_out_panels, d_out, tile.output_scale);
   tile.queries_finite = q_finite && d_out_finite;
 }
 
