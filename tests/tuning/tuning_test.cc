@@ -6,10 +6,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <cmath>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
 #include <optional>
+#include <random>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -247,6 +250,45 @@ TEST_F(TuneFile, SizesThatTheKernelDoesNotTakeAreRefusedByName) {
     EXPECT_THAT(error.what(), StartsWith("tune file " + path_ + ": the queries of a tile (50) must be 0 or a multiple of 6"));
     EXPECT_THAT(error.what(), HasSubstr("RINGSPAN_TUNE_FILE="));
   }
+}
+
+// Ranks of unlike machines may have unlike tiles: what travels is the same, and results are equal within rounding.
+TEST(Tiles, MayDifferBetweenRanks) {
+  constexpr std::int64_t kTokens = 300, kHeads = 2, kDim = 64, kRow = kHeads * kDim;
+  std::mt19937 random(1);
+  std::normal_distribution<float> normal;
+  std::vector<float> q(kTokens * kRow), k(q.size()), v(q.size());
+  for (std::vector<float>* list : {&q, &k, &v}) {
+    for (float& x : *list) x = normal(random);
+  }
+  const auto run = [&](int ranks, const std::vector<Tile>& tiles) {
+    Problem p = problem(kDim, ranks);
+    p.tokens_q = p.tokens_k = kTokens;
+    p.pattern = Pattern::parse("causal");
+    std::vector<float> o(q.size());
+    run_thread_ranks(ranks, [&](Communicator& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      PlanOptions options = portable();
+      options.strategy = ranks > 1 ? Strategy::ring : Strategy::local;
+      options.bucket_rows = PlanOptions::kBucketNone;
+      options.attend_tile = tiles[rank];
+      Attention attention(p, options, communicator);
+      const std::int64_t first = static_cast<std::int64_t>(rank) * kTokens / ranks * kRow;
+      std::vector<float> lse(kTokens / ranks * kHeads);
+      const auto in = [&](const std::vector<float>& list) { return ConstTensor{list.data() + first, 0, kRow, kDim}; };
+      ForwardTensors tensors;
+      tensors.q = in(q), tensors.k = in(k), tensors.v = in(v);
+      tensors.o = {o.data() + first, 0, kRow, kDim};
+      tensors.lse = {lse.data(), 0, 1, kTokens / ranks};
+      attention.forward(tensors);
+    });
+    return o;
+  };
+  const std::vector<float> one = run(1, {{}}), three = run(3, {{48, 64}, {}, {192, 128}});
+  double most = 0;
+  for (std::size_t i = 0; i < one.size(); ++i) most = std::max(most, static_cast<double>(std::abs(one[i] - three[i])));
+  EXPECT_LT(most, 1e-5);
+  EXPECT_GT(most, 0.0) << "sums in another order";
 }
 
 // What is wrong with the problem is the plan's to say.
