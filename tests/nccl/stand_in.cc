@@ -16,6 +16,7 @@
 #include <cstring>
 #include <memory>
 #include <random>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -70,8 +71,11 @@ struct Op {
 
 struct Comm {
   ~Comm() {
-    if (shared != nullptr) ::munmap(shared, sizeof(Shared));
+    if (shared == nullptr) return;
+    if (shared->joined < size) ::shm_unlink(name.c_str());  // the last to join does it otherwise
+    ::munmap(shared, sizeof(Shared));
   }
+  std::string name;
   Shared* shared = nullptr;
   int rank = 0, size = 0;
   bool blocking = true;
@@ -193,6 +197,7 @@ int ncclCommInitRankConfig(ringspan::NcclComm** result, int size, NcclUniqueId i
   ::close(file);
   if (memory == MAP_FAILED) return kInternalError;
   auto comm = std::make_shared<Comm>();
+  comm->name = id.internal;
   comm->shared = static_cast<Shared*>(memory);
   comm->rank = rank;
   comm->size = size;
