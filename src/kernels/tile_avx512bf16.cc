@@ -6,7 +6,8 @@
 namespace ringspan::kernels {
 namespace {
 
-typedef float __attribute__((may_alias)) PairBits;  // broadcast from memory, as float, which GCC does in one instruction
+// Broadcast from memory, as float, which GCC does in one instruction; rows that are read in place begin at any word.
+typedef float __attribute__((may_alias, aligned(2))) PairBits;
 
 struct Dot {
   static constexpr int kRows = 6;
