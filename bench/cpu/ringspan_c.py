@@ -1,9 +1,12 @@
 """The part of the C API (include/ringspan/ringspan_c.h) that benchmarks call, by ctypes, on torch tensors."""
 
 import ctypes
+import os
 from ctypes import Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
 
 import torch
+
+os.environ["RINGSPAN_TUNE_FILE"] = ""  # the sizes that everybody has
 
 DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
 

@@ -32,7 +32,7 @@ class Group:
         self.log = folder / "logs" / f"{peer} {case.name}.log".replace(" ", "-")
         self.log.parent.mkdir(parents=True, exist_ok=True)
         self.log.write_text("")
-        environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "GLOO_SOCKET_IFNAME": "lo"}
+        environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "GLOO_SOCKET_IFNAME": "lo", "RINGSPAN_TUNE_FILE": ""}
         port = free_port()
         self.processes, self.connections = [], []
         for rank in range(case.ranks):
