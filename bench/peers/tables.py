@@ -51,7 +51,7 @@ KINDS = {"error": "refuses", "crash": "crashes", "hang": "hangs", "not offered":
 
 
 def failure(reply, notes):
-    kind = KINDS[reply["failed"]]
+    kind = "wrong shape" if "has shape" in reply["error"] else KINDS[reply["failed"]]  # worker.py's check, not the library's word
     return kind if reply["failed"] in ("not offered",) else f"{kind} {notes.mark(reply['error'])}"
 
 
