@@ -11,7 +11,8 @@
 //    sent something unexpected, or showed no sign of life for longer than the deadline, counted from its last one or from the
 //    begin of wait(), whichever came later. progress() is a sign of life: it is called about every millisecond while computing.
 //  - After a CommError the communicator stays failed: every later call throws the same error. abort() tells the peers, and so
-//    does a failure. Wrong arguments throw InvalidArgument, post nothing, and leave the communicator usable.
+//    does a failure. After a DeviceError, which only messages in memory of a device can cause, the caller aborts. Wrong
+//    arguments throw InvalidArgument, post nothing, and leave the communicator usable.
 //  - One thread drives a communicator; duplicate() gives an independent one over the same ranks (collective call).
 //  - Messages lie in host memory; in memory of a device only where takes_device_memory() says so. What such a message sends is
 //    complete when it is posted, what it receives when it was waited for, as on the host. Besides, the messages of a round lie

@@ -83,7 +83,8 @@ struct NcclOptions {
 // not be used meanwhile. An error on one rank (no library, no device) is raised on all; ranks need the same version of NCCL.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options = {});
 
-// 128 bytes for NcclOptions::unique_id of all ranks, once.
+// 128 bytes for NcclOptions::unique_id of all ranks, for one communicator. Loads NCCL. Throws Unsupported where there is no
+// usable library, CommError where NCCL fails.
 std::vector<std::byte> make_nccl_unique_id(const std::string& library = {});
 
 // Zeroed memory that forked ranks share with their parent: how they return results.

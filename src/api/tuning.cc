@@ -55,6 +55,7 @@ PlanOptions with_tuned_sizes(const Problem& problem, PlanOptions options) {
     if (entry.dtype != problem.dtype || entry.head_dim != problem.head_dim) continue;
     const bool forward = entry.attend_kernel == kernels.attend,
                backward = entry.attend_backward_kernel == kernels.attend_backward;
+    if (!forward && !backward) continue;
     if (forward) options.tuned.attend_tile = entry.attend_tile;
     if (backward) options.tuned.attend_backward_tile = entry.attend_backward_tile;
     if (forward && backward) options.tuned.bucket_rows = entry.bucket_rows;

@@ -2,7 +2,7 @@
 // of the stream that can be asked for. Implemented by src/cuda; the transports know no device.
 //
 // Everything is enqueued in order and never waited for. Errors of the device are thrown as DeviceError.
-// Thread safety: one thread at a time, except is_complete(), which any thread may call.
+// Thread safety: one thread at a time, except is_complete() and holds(), which any thread may call.
 #pragma once
 
 #include <cstdint>

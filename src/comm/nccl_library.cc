@@ -33,7 +33,6 @@ std::unique_ptr<NcclLibrary> load_now(const std::string& path, const char* named
                                   reason == nullptr ? "no reason is given" : reason, kVariable));
   }
   auto library = std::make_unique<NcclLibrary>();
-  library->wanted = path;
   int (*get_version)(int*) = nullptr;
   find(handle, "ncclGetVersion", path, get_version);
   const int status = get_version(&library->version);

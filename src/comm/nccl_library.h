@@ -40,7 +40,6 @@ class NcclLibrary {
 
   int version = 0;     // 22703
   std::string loaded;  // the file that was loaded
-  std::string wanted;  // what was asked for
 
   int (*get_unique_id)(NcclUniqueId*) = nullptr;
   int (*comm_init_rank_config)(NcclComm**, int ranks, NcclUniqueId, int rank, NcclConfig*) = nullptr;

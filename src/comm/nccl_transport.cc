@@ -50,12 +50,14 @@ NcclTransport::NcclTransport(Transport& host, const Setup& setup)
 
 std::unique_ptr<Communicator> NcclTransport::make(Communicator& host, const Setup& setup) {
   std::unique_ptr<NcclTransport> made(new NcclTransport(transport_of(host), setup));
-  made->join(setup.deadline);
+  made->join();
   return made;
 }
 
 // What only this rank needs, so that it may fail here alone.
 void NcclTransport::load() {
+  if (!(setup_.deadline.count() > 0))
+    throw InvalidArgument(fmt::format("deadline ({} s) must be positive", setup_.deadline.count()));
   nccl_ = &NcclLibrary::load(setup_.library);
   stream_ = setup_.make_stream();
   const std::size_t bytes = setup_.unique_id.size();
@@ -64,7 +66,8 @@ void NcclTransport::load() {
   }
 }
 
-void NcclTransport::join(Seconds deadline) {
+void NcclTransport::join() {
+  const Seconds deadline = setup_.deadline.count() > 0 ? setup_.deadline : Seconds(60);  // load() refuses others, on all ranks
   std::exception_ptr own_error;
   try {
     load();
@@ -99,7 +102,12 @@ void NcclTransport::join(Seconds deadline) {
     abort_nccl();
   }
   // Whoever joined learns of whoever did not.
-  agreement.agree_fingerprint(0, 0, own_error, deadline, kDeviceRounds - 128);
+  try {
+    agreement.agree_fingerprint(0, 0, own_error, deadline, kDeviceRounds - 128);
+  } catch (const Error&) {
+    abort_nccl();
+    throw;
+  }
   subordinate(host_, true);
 }
 
@@ -156,7 +164,7 @@ std::unique_ptr<Communicator> NcclTransport::make_duplicate() {
   setup.unique_id.clear();  // one serves for one communicator
   std::unique_ptr<NcclTransport> made(new NcclTransport(transport_of(*host), setup));
   made->owned_host_ = std::move(host);
-  made->join(setup.deadline);
+  made->join();
   return made;
 }
 
@@ -364,7 +372,7 @@ int NcclTransport::async_error() {
 }
 
 void NcclTransport::block(TimePoint until) {
-  if (group_in_progress()) {
+  if (group_in_progress() || pending_.size() > 1) {  // a greeting may come while another is tested, which takes its signal
     std::this_thread::sleep_until(std::min(until, Clock::now() + kPoll));
   } else {
     on_host([&] { Transport::block(host_, until); });

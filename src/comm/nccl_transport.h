@@ -86,7 +86,7 @@ class NcclTransport final : public Transport {
   std::unique_ptr<Communicator> make_duplicate() override;
 
   void load();
-  void join(Seconds deadline);
+  void join();
   NcclUniqueId agree_on_id(Seconds deadline);
   void post_host(Flight& flight);
   void greet(Flight& flight);

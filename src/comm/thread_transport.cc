@@ -236,6 +236,7 @@ void ThreadTransport::begin_device_copy(Channel& channel, Operation& send, Opera
 // A device that failed copies nothing more; `withdrawn`: then its copies end without being complete.
 bool ThreadTransport::end_device_copies(Channel& channel, bool withdrawn) {
   std::size_t kept = 0;
+  std::exception_ptr failure;
   for (std::size_t index = 0; index < channel.copies.size(); ++index) {
     DeviceCopy& copy = channel.copies[index];
     bool complete = false;
@@ -243,8 +244,8 @@ bool ThreadTransport::end_device_copies(Channel& channel, bool withdrawn) {
     try {
       complete = copy.stream->is_complete(copy.event);
     } catch (const DeviceError&) {
-      if (!withdrawn) throw;
-      ended = true;
+      if (!withdrawn) failure = std::current_exception();  // the copy is kept, to be withdrawn
+      ended = withdrawn;
     }
     if (!complete && !ended) {
       channel.copies[kept++] = copy;
@@ -260,6 +261,7 @@ bool ThreadTransport::end_device_copies(Channel& channel, bool withdrawn) {
   }
   if (kept != channel.copies.size()) channel.idle.notify_all();
   channel.copies.resize(kept);
+  if (failure != nullptr) std::rethrow_exception(failure);
   return kept > 0;
 }
 

@@ -7,7 +7,7 @@
 // each follows the one before over the queries (turnstile.h).
 //
 // Cost: flops of the visible pairs, rounded up to register tiles at the edges of the band; scratch independent of the number
-// of rows: at most 2.5 MiB per thread forward, 3 MiB backward, with the kernels' own tile sizes.
+// of rows: at most 3 MiB per thread, with the kernels' own tile sizes.
 #pragma once
 
 #include <cstdint>

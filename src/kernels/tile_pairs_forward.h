@@ -7,7 +7,7 @@
 namespace ringspan::kernels {
 namespace {
 
-TileSizes forward_sizes_pairs(const TileDims&) { return {{192, 512}, {kPairRows, 32}, {kPairRows, 64}, {kMaxQueryTile, 1024}}; }
+TileSizes forward_sizes_pairs(const TileDims&) { return {{192, 512}, {kPairRows, 32}, {kFewRows, 64}, {kMaxQueryTile, 1024}}; }
 
 constexpr std::int64_t score_stride(const TileDims& dims) { return dims.tile.keys + kScorePad; }
 constexpr std::int64_t probability_stride(const TileDims& dims) { return dims.tile.keys + kRowPad; }

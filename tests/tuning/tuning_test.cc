@@ -182,7 +182,10 @@ TEST_F(TuneFile, WhatIsBrokenIsRefusedByName) {
   EXPECT_THAT(refusal(with("\"float32\"", "\"float8\"")), HasSubstr("float8"));
   EXPECT_THAT(refusal(with("\"bucket_rows\": 512", "\"bucket_rows\": \"512\"")), HasSubstr("must be number"));
   // Also where the mistake is another machine's.
-  EXPECT_THAT(refusal(with("\"processor\": \"", "\"processor\": \"not ") + "}"), HasSubstr("is not JSON"));
+  std::string elsewhere = with("\"processor\": \"", "\"processor\": \"not ");
+  EXPECT_EQ(refusal(elsewhere), "read");
+  elsewhere.replace(elsewhere.find("\"tile_queries\": 48"), 18, "\"tile_queries\": -48");
+  says(elsewhere, "tile_queries (-48) must be in [0, 1048576]");
   try {
     write_tune_entry(path_, this_machine(), entry());
     FAIL();
@@ -222,6 +225,11 @@ TEST_F(TuneFile, FillsSizesThatAreLeftOpen) {
   EXPECT_EQ(plan.kernel(Pass::forward).tile, (Tile{48, 128}));
   EXPECT_EQ(plan.kernel(Pass::backward).tile_source, SizeSource::tuned);
   EXPECT_THAT(plan.to_string(), HasSubstr("tiles of 48 x 128 (tuned: " + path_ + ", 2026-11-21)"));
+
+  TuneEntry other = entry();  // of other kernels, later
+  other.attend_kernel = other.attend_backward_kernel = "other", other.date = "2026-11-22";
+  write_tune_entry(path_, this_machine(), other);
+  EXPECT_EQ(with_tuned_sizes(problem(), portable()).tuned.source, path_ + ", 2026-11-21");
 
   // Sizes that are given win; kernels, dtypes and head dimensions that were not measured have their own.
   PlanOptions given = options;
