@@ -60,8 +60,8 @@ void set_tile(PlanOptions& options, TilePair tile) {
 }
 
 // With the sizes that were measured on this machine.
-Plan make_tuned_plan(const Problem& problem, const PlanOptions& options, int rank) {
-  return make_plan(problem, with_tuned_sizes(problem, options), rank);
+Plan make_tuned_plan(const Problem& problem, const PlanOptions& options, int rank, bool tuned) {
+  return make_plan(problem, tuned ? with_tuned_sizes(problem, options) : options, rank);
 }
 
 void bind_options(nb::module_& module) {
@@ -111,7 +111,8 @@ void bind_plan(nb::module_& module) {
       .def("to_json", &Plan::to_json)
       .def("with_seed", &with_seed, "seed"_a)
       .def("__str__", &Plan::to_string);
-  module.def("make_plan", &make_tuned_plan, "problem"_a, "options"_a, "rank"_a = 0, nb::call_guard<nb::gil_scoped_release>());
+  module.def("make_plan", &make_tuned_plan, "problem"_a, "options"_a, "rank"_a = 0, "tuned"_a = true,
+             nb::call_guard<nb::gil_scoped_release>(), "tuned: whether sizes that `ringspan tune` found for CPUs count.");
   module.def("draw_svg", &draw_svg, "problem"_a, "options"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def("draw_text", &draw_text, "problem"_a, "options"_a, nb::call_guard<nb::gil_scoped_release>());
   module.attr("MAX_DRAWN_TOKENS") = kMaxDrawnTokens;

@@ -16,6 +16,7 @@ from reference import attention as dense
 from worlds import run_ranks
 
 import ringspan.torch as rt
+from ringspan import CommError
 
 HERE = Path(__file__).parent
 
@@ -309,6 +310,7 @@ def _destroyed(rank, ranks):
     sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
     local = [sharding.shard(t, rank=rank).requires_grad_() for t in (q, k, v)]
     rt.attention(*local, group=group).sum().backward()
+    late = rt.attention(*local, group=group).sum()
     dist.all_reduce(torch.ones(1), group=group)
     assert any(thread.name.startswith("ringspan-") for thread in threading.enumerate())
     gone = weakref.ref(group)
@@ -316,6 +318,8 @@ def _destroyed(rank, ranks):
     del group
     assert gone() is None
     assert not [thread.name for thread in threading.enumerate() if thread.name.startswith("ringspan-")]
+    with pytest.raises(CommError, match="the process group was destroyed"):
+        late.backward()
 
 
 def test_a_destroyed_group_is_let_go():

@@ -163,7 +163,7 @@ class _Alone:
             if plans is None:
                 problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
                 options = call.options(threads, ranks)
-                plans = [_core.make_plan(problem, options, rank) for rank in range(ranks)]
+                plans = [_core.make_plan(problem, options, rank, tuned=call.place.kind == "cpu") for rank in range(ranks)]
                 self._plans.put(key, plans)
             if ranks > 1:
                 return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)

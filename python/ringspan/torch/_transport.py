@@ -6,6 +6,7 @@ signs of life of the ranks that are being waited for, and passes errors on, so t
 """
 
 import atexit
+import contextlib
 import queue
 import threading
 import time
@@ -87,7 +88,7 @@ class Transport:
         self._global = [dist.get_global_rank(group, peer) for peer in range(self.size)]
         self._store = _store_of(group)
         self._abort = None  # what to tell the others
-        self._wake = threading.Event()
+        self._wake = queue.SimpleQueue()  # its put() may be called by the garbage collector, unlike Event.set()
         self._closed = False
         self._watcher = None
         ref = weakref.WeakMethod(self._post), weakref.WeakMethod(self._tell)
@@ -125,7 +126,7 @@ class Transport:
 
     def _tell(self, text):
         self._abort = text
-        self._wake.set()
+        self._wake.put(None)
 
     def _waiter(self, send, peer):
         waiter = self._waiters.get((send, peer))
@@ -151,7 +152,7 @@ class Transport:
         """Ends the threads, but for those that still wait for a rank that is gone, and lets go of plans and arenas."""
         self._closed = True
         self.executor = None
-        self._wake.set()
+        self._wake.put(None)
         threads = list(self._waiters.values())
         for waiter in threads:
             waiter.works.put(None)
@@ -195,8 +196,8 @@ def _watch(reference):
         if transport._closed:
             return
         del transport, store, core
-        wake.wait(interval)
-        wake.clear()
+        with contextlib.suppress(queue.Empty):
+            wake.get(timeout=interval)
 
 
 _transports = {}
@@ -218,6 +219,8 @@ def transport_of(name):
     with _transports_lock:
         transport = _transports.get(name)
         if transport is None or transport._group() is not group:  # destroyed, and made anew under the old name
+            if transport is not None:
+                transport.close()
             transport = _transports[name] = Transport(group)
         return transport
 
@@ -239,7 +242,10 @@ def group_of(group):
 
 
 def group_named(name):
-    return dist.distributed_c10d._resolve_process_group(name)
+    try:
+        return dist.distributed_c10d._resolve_process_group(name)
+    except RuntimeError:
+        raise CommError("the process group was destroyed") from None
 
 
 def name_of(group):
