@@ -99,7 +99,8 @@ class Attention {
   // Collective: agrees on the problem and options with the other ranks, field by field, then plans. An error on one rank is
   // raised on all. `arena`: plan().arena_bytes() bytes aligned to 64, or empty: allocated here, once.
   Attention(const Problem& problem, const PlanOptions& options, Communicator& communicator, ExecuteOptions execute = {});
-  // Uses a plan made before; collective as above.
+  // Uses a plan made before; collective as above. On a device a plan for the CPU is booked anew: plan() then tells what it
+  // needs there (the same steps, and no kernel scratch).
   Attention(const Plan& plan, Communicator& communicator, ExecuteOptions execute = {}, std::span<std::byte> arena = {});
   ~Attention();
   Attention(Attention&&) noexcept;

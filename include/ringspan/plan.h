@@ -47,6 +47,12 @@ struct TunedSizes {
 enum class SizeSource : std::uint8_t { given, tuned, standard, budget };
 std::string_view to_string(SizeSource source);
 
+// What a rank computes on: its kernels and memory differ, its steps do not.
+enum class DeviceKind : std::uint8_t { cpu, cuda };
+// "cpu", "cuda".
+std::string_view to_string(DeviceKind kind);
+DeviceKind parse_device_kind(std::string_view name);
+
 struct PlanOptions {
   static constexpr std::int64_t kBucketAuto = 0;
   static constexpr std::int64_t kBucketNone = -1;
@@ -54,7 +60,7 @@ struct PlanOptions {
   Strategy strategy = Strategy::automatic;
   int computing_ranks = 0;                 // local only: how many ranks compute; 0: one
   std::int64_t bucket_rows = kBucketAuto;  // rows of a chunk that travel at once; kBucketNone: whole chunks
-  std::int64_t memory_budget = 0;          // bytes per rank, user tensors and arena; 0: unlimited
+  std::int64_t memory_budget = 0;          // bytes per rank where it computes, see Plan::memory; 0: unlimited
   CostModel cost;
   bool backward = true;        // plan the backward pass too
   bool keep_o_float32 = true;  // for 16-bit training: keep o in float32, delta is computed from it
@@ -64,14 +70,20 @@ struct PlanOptions {
   Tile attend_tile;  // of this rank's kernels, like their names; left open: as tuned, else the kernel's own
   Tile attend_backward_tile;
   TunedSizes tuned;
+  DeviceKind device = DeviceKind::cpu;  // of this rank; an Attention sets it to what it runs on
+  bool device_messages = false;         // and its communicator takes memory of the device: no pinned messages
 };
 
 enum class Pass : std::uint8_t { forward, backward };
 
 struct MemoryLine {
-  std::string component;  // q, k, v, o, lse, ... or buckets, staging, state, gradients, saved, scratch
+  // q, k, v, o, lse, ... of the caller; buckets, staging, state, gradients, saved, scratch of the arena; beside the arena, in
+  // plans for a device: task lists, pinned task lists, pinned messages.
+  std::string component;
   std::int64_t bytes = 0;
-  bool in_arena = false;  // otherwise the caller's tensor
+  bool in_arena = false;
+  bool beside_arena = false;  // neither: the caller's tensor
+  bool pinned = false;        // host memory of a rank that computes on a device
 };
 
 struct PeerBytes {
@@ -114,9 +126,10 @@ class Plan {
   std::int64_t arena_bytes() const;
   // The same for another rank (plans it).
   std::int64_t arena_bytes(int rank) const;
-  // By component; the sum of the lines of a pass is what the rank needs in it.
+  // By component; the sum of the lines of a pass is what the rank needs in it: where it computes, but for the pinned ones.
   std::vector<MemoryLine> memory(Pass pass) const;
-  std::int64_t memory_bytes(Pass pass) const;
+  std::int64_t memory_bytes(Pass pass) const;  // without the pinned ones
+  std::int64_t pinned_bytes(Pass pass) const;  // 0 of a plan for the CPU
 
   std::vector<PeerBytes> traffic(Pass pass) const;  // ranks entries
   std::string pairs() const;                        // (batch, head, i, j) pairs that this rank computes, 128-bit decimal

@@ -2,6 +2,7 @@
 
 #include <exception>
 #include <optional>
+#include <utility>
 
 #include "comm/agree.h"
 #include "cuda/select_device.h"
@@ -21,8 +22,8 @@ struct Attention::Impl {
   void construct(const MakePlan& plan, Communicator& communicator, const ExecuteOptions& execute, std::span<std::byte> arena) {
     std::exception_ptr own_error;
     try {
-      executor.emplace(plan(), communicator, execute, arena,
-                       cuda::make_device(execute.device, execute.stream, execute.fake_device_seed));
+      std::unique_ptr<internal::Device> device = cuda::make_device(execute.device, execute.stream, execute.fake_device_seed);
+      executor.emplace(plan(device.get()), communicator, execute, arena, std::move(device));
     } catch (const std::exception&) {
       own_error = std::current_exception();
     }
@@ -43,12 +44,20 @@ Attention::Attention(const Problem& problem, const PlanOptions& options, Communi
     internal::refuse_problem(communicator, std::current_exception(), execute.deadline);
   }
   const PlanOptions agreed = internal::agree_on_problem(communicator, problem, tuned, execute.deadline);
-  impl_->construct([&] { return make_plan(problem, agreed, communicator.rank()); }, communicator, execute, {});
+  const auto plan = [&](internal::Device* device) {
+    PlanOptions own = agreed;
+    if (device != nullptr && own.device == DeviceKind::cpu) {
+      own.device = DeviceKind::cuda;
+      own.device_messages = internal::takes_messages_of(communicator, *device);
+    }
+    return make_plan(problem, own, communicator.rank());
+  };
+  impl_->construct(plan, communicator, execute, {});
 }
 
 Attention::Attention(const Plan& plan, Communicator& communicator, ExecuteOptions execute, std::span<std::byte> arena)
     : impl_(std::make_unique<Impl>()) {
-  impl_->construct([&] { return plan; }, communicator, execute, arena);
+  impl_->construct([&](internal::Device* /*device*/) { return plan; }, communicator, execute, arena);
 }
 
 Attention::~Attention() = default;

@@ -47,7 +47,7 @@ std::string tuning_file() {
 
 PlanOptions with_tuned_sizes(const Problem& problem, PlanOptions options) {
   const std::string path = tuning_file();
-  if (path.empty() || options.tuned != TunedSizes{}) return options;
+  if (path.empty() || options.tuned != TunedSizes{} || options.device != DeviceKind::cpu) return options;
   const auto entries = internal::read_tune_file(path, internal::this_machine());
   if (entries.empty() || problem.head_dim != problem.head_dim_v) return options;
   const Kernels kernels = kernels_of(problem, options);

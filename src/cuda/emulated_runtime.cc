@@ -90,20 +90,27 @@ class EmulatedRuntime final : public Runtime {
   bool is_capturing() override { return capture_ != nullptr && capture_->active; }
 
   std::byte* allocate(std::int64_t bytes) override {
-    if (capture_ != nullptr) ++capture_->allocations;
     if (bytes > kMemory) {
       throw DeviceError(fmt::format("cannot allocate {} bytes on cuda-emulated, which has {}", bytes, kMemory));
     }
     auto* data = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{256}));
     std::memset(data, 0xff, static_cast<std::size_t>(bytes));  // NaN
+    if (capture_ != nullptr) count(tagged(data), bytes, capture_->device);
     return tagged(data);
   }
-  void release(std::byte* data) noexcept override { ::operator delete(reachable(data), std::align_val_t{256}); }
-  std::byte* allocate_host(std::int64_t bytes) override {
-    if (capture_ != nullptr) ++capture_->allocations;
-    return static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{256}));
+  void release(std::byte* data) noexcept override {
+    if (capture_ != nullptr) uncount(data, capture_->device);
+    ::operator delete(reachable(data), std::align_val_t{256});
   }
-  void release_host(std::byte* data) noexcept override { ::operator delete(data, std::align_val_t{256}); }
+  std::byte* allocate_host(std::int64_t bytes) override {
+    auto* data = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{256}));
+    if (capture_ != nullptr) count(data, bytes, capture_->host);
+    return data;
+  }
+  void release_host(std::byte* data) noexcept override {
+    if (capture_ != nullptr) uncount(data, capture_->host);
+    ::operator delete(data, std::align_val_t{256});
+  }
   void copy(void* to, const void* from, std::int64_t bytes) override {
     enqueue([to = reachable(to), from = reachable(from), bytes] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
   }
@@ -155,6 +162,18 @@ class EmulatedRuntime final : public Runtime {
   }
 
  private:
+  void count(const std::byte* data, std::int64_t bytes, EmulatedCapture::Bytes& counter) {
+    ++capture_->allocations;
+    allocated_[data] = bytes;
+    counter.add(bytes);
+  }
+  void uncount(const std::byte* data, EmulatedCapture::Bytes& counter) noexcept {
+    if (const auto found = allocated_.find(data); found != allocated_.end()) {
+      counter.now -= found->second;
+      allocated_.erase(found);
+    }
+  }
+
   void refuse_in_capture(const char* what) {
     if (is_capturing()) throw DeviceError(fmt::format("an event is {} while cuda-emulated captures", what));
   }
@@ -180,6 +199,7 @@ class EmulatedRuntime final : public Runtime {
 
   ThreadPool pool_{1};
   EmulatedCapture* capture_;
+  std::map<const std::byte*, std::int64_t> allocated_;  // while someone counts
   std::unique_ptr<Queue> queue_;
   EmulatedStream stream_{
       [](void* queue, void (*function)(void*), void* argument) { static_cast<Queue*>(queue)->launch({function, argument}); },

@@ -14,9 +14,11 @@
 namespace ringspan::cuda {
 namespace {
 
-constexpr std::int64_t kAlignment = 256;
+static_assert(sizeof(Group) == internal::kTaskGroupBytes);
 
-std::int64_t aligned(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + internal::kTaskListAlignment - 1) / internal::kTaskListAlignment * internal::kTaskListAlignment;
+}
 
 // Operands of a row launch: elements per row of each, and which are written.
 struct RowShape {
@@ -93,12 +95,8 @@ void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward
   }
 }
 
-void GpuDevice::reserve(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) {
-  // attend_backward sends its tasks up to three times; each send is aligned.
-  const auto task_bytes = static_cast<std::int64_t>(sizeof(kernels::AttendTask) + sizeof(Group));
-  const auto row_bytes = static_cast<std::int64_t>(sizeof(kernels::RowTask) + sizeof(std::int64_t));
-  const std::int64_t sends = row_tasks + 3 * attend_tasks + launches;  // at most one task per wave
-  capacity_ = row_tasks * row_bytes + 3 * attend_tasks * task_bytes + 2 * sends * kAlignment;
+void GpuDevice::reserve(std::int64_t task_list_bytes) {
+  capacity_ = task_list_bytes;
   release_sides();
   for (Side& side : sides_) side = make_side();
 }

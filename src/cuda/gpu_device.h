@@ -12,6 +12,7 @@
 #include "cuda/runtime.h"
 #include "cuda/schedule.h"
 #include "exec/device.h"
+#include "plan/device_memory.h"
 
 namespace ringspan::cuda {
 
@@ -29,7 +30,7 @@ class GpuDevice final : public internal::Device {
   void copy(void* to, const void* from, std::int64_t bytes) override { runtime_->copy(to, from, bytes); }
 
   void check_supported(const kernels::AttendShape& shape, bool backward) const override;
-  void reserve(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) override;
+  void reserve(std::int64_t task_list_bytes) override;
   void begin_pass() override;
 
   void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) override;
@@ -59,7 +60,7 @@ class GpuDevice final : public internal::Device {
   void release_sides() noexcept;
 
   std::unique_ptr<Runtime> runtime_;
-  Side sides_[2];
+  Side sides_[internal::kTaskListBlocks];
   int side_ = 0;
   std::vector<Side> captured_;
   bool in_capture_ = false;

@@ -36,8 +36,8 @@ class Device {
 
   // Throws Unsupported unless attend and, with `backward`, attend_backward can do the shape.
   virtual void check_supported(const kernels::AttendShape& shape, bool backward) const = 0;
-  // Sets storage aside for the tasks of passes of at most so many.
-  virtual void reserve(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) = 0;
+  // Sets storage aside for the tasks of passes: blocks of so many bytes, see plan/device_memory.h.
+  virtual void reserve(std::int64_t task_list_bytes) = 0;
   virtual void begin_pass() = 0;
 
   virtual void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;

@@ -56,11 +56,37 @@ void check_fit(const PlanData& plan, const Communicator& communicator, const Exe
 
 std::int64_t arena_bytes(const PlanData& plan) { return std::max(plan.forward.arena_bytes, plan.backward.arena_bytes); }
 
+// The plan as it is booked for what it runs on.
+Plan plan_for(const Plan& plan, Communicator& communicator, Device* device) {
+  const PlanOptions& options = plan.options();
+  if (device == nullptr) {
+    if (options.device == DeviceKind::cpu) return plan;
+    throw InvalidArgument(
+        fmt::format("the plan was made for {}, but this attention runs on the CPU", to_string(options.device)));
+  }
+  if (options.device == DeviceKind::cpu) {
+    return Plan(std::make_shared<const PlanData>(plan_for_device(plan.data(), takes_messages_of(communicator, *device))));
+  }
+  if (options.device_messages && !takes_messages_of(communicator, *device)) {
+    throw InvalidArgument(
+        fmt::format("the plan was made with device_messages, but the communicator takes no memory of {}", device->name()));
+  }
+  return plan;
+}
+
 }  // namespace
+
+bool takes_messages_of(const Communicator& communicator, Device& device) {
+  if (communicator.size() == 1) return false;  // there are none
+  std::byte* const sample = device.allocate(1);
+  const bool takes = communicator.takes_device_memory(sample);
+  device.release(sample);
+  return takes;
+}
 
 Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena,
                    std::unique_ptr<Device> device)
-    : shared_plan_(plan),
+    : shared_plan_(plan_for(plan, communicator, device.get())),
       plan_((check_fit(plan.data(), communicator, options), &shared_plan_.data())),
       communicator_(communicator),
       agreement_(communicator),
@@ -89,43 +115,12 @@ Executor::~Executor() {
 
 // Refuses what only the CPU has, and sets aside what passes need besides the arena.
 void Executor::prepare_device() {
-  for (const auto& [name, kernel] : {std::pair{"attend_kernel", &plan_->options.attend_kernel},
-                                     std::pair{"attend_backward_kernel", &plan_->options.attend_backward_kernel}}) {
-    if (kernel->empty()) continue;
-    throw Unsupported(
-        fmt::format("{} ('{}') names a kernel of the CPU, but this attention runs on {}, whose kernels have no names", name,
-                    *kernel, device_->name()));
-  }
-  for (const auto& [name, tile] : {std::pair{"attend_tile", plan_->options.attend_tile},
-                                   std::pair{"attend_backward_tile", plan_->options.attend_backward_tile}}) {
-    if (tile == Tile{}) continue;
-    throw Unsupported(
-        fmt::format("{} ({} x {}) is for kernels of the CPU, but this attention runs on {}, whose tiles are fixed", name,
-                    tile.queries, tile.keys, device_->name()));
-  }
   if (options_.fake_device) {
     throw InvalidArgument(fmt::format("fake_device delays work on the CPU, but this attention runs on {}", device_->name()));
   }
   device_->check_supported(params_of(*plan_).shape, plan_->has_backward);
-  if (!communicator_.takes_device_memory(arena_.data())) mirror_.emplace(*device_, plan_->forward, plan_->backward);
-  std::int64_t rows = 0;
-  std::int64_t attends = 0;
-  std::int64_t launches = 0;
-  for (const Program* program : {&plan_->forward, &plan_->backward}) {
-    std::int64_t of_program[3] = {};
-    for (const Stage& stage : program->stages) {
-      for (const auto* list : {&stage.before, &stage.compute}) {
-        for (const Launch& launch : *list) {
-          ++of_program[2];
-          if (launch.kind != LaunchKind::sum_sinks) of_program[is_attend(launch.kind) ? 1 : 0] += launch.count;
-        }
-      }
-    }
-    rows = std::max(rows, of_program[0] + 1);  // and one that clears the gradient of the sinks
-    attends = std::max(attends, of_program[1]);
-    launches = std::max(launches, of_program[2] + 1);
-  }
-  device_->reserve(rows, attends, launches);
+  if (!plan_->options.device_messages) mirror_.emplace(*device_, plan_->forward, plan_->backward);
+  device_->reserve(task_list_bytes(*plan_));
 }
 
 // A tensor in the wrong memory is refused by name.
@@ -152,9 +147,11 @@ void Executor::prepare(Pass pass) {
   state.params = params_of(*plan_);
   const Tile tile = pass == Pass::forward ? plan_->attend.tile : plan_->attend_backward.tile;
   state.params.shape.tile = {tile.queries, tile.keys};
-  state.kernel = pass == Pass::forward
-                     ? &kernels::select_attend(state.params.shape, plan_->options.attend_kernel)
-                     : &kernels::select_attend_backward(state.params.shape, plan_->options.attend_backward_kernel);
+  if (device_ == nullptr) {
+    state.kernel = pass == Pass::forward
+                       ? &kernels::select_attend(state.params.shape, plan_->options.attend_kernel)
+                       : &kernels::select_attend_backward(state.params.shape, plan_->options.attend_backward_kernel);
+  }
   const Program& program = *state.program;
   check_program(*plan_, program);
   for (const Stage& stage : program.stages) {

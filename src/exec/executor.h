@@ -9,7 +9,7 @@
 //
 // With a Device the arena and the caller's tensors are memory of that device and nothing here touches them: launches and copies
 // go to the device in order. Messages lie in the arena where the communicator takes memory of the device
-// (Communicator::takes_device_memory), else pass through host memory (message_mirror.h). The host waits for the device before
+// (PlanOptions::device_messages), else pass through host memory (message_mirror.h). The host waits for the device before
 // it posts messages, never at the end of a pass: what a pass computed is complete for what the caller enqueues behind it.
 //
 // Cost: everything is allocated by the constructor; forward() and backward() allocate nothing of ours unless they throw.
@@ -43,10 +43,13 @@ namespace ringspan::internal {
 // Rounds of a plan are offsets: the messages of an execution carry (call number << kPlanRoundBits) + round of the plan.
 inline constexpr int kPlanRoundBits = 28;
 
+// Whether the communicator moves messages that lie in memory of the device: PlanOptions::device_messages.
+bool takes_messages_of(const Communicator& communicator, Device& device);
+
 class Executor {
  public:
   // `plan` must be this rank's. Throws InvalidArgument where plan, communicator, options or arena do not fit together.
-  // `device` may be null: the host.
+  // `device` may be null: the host. A plan for the CPU is booked anew for a device (plan/device_memory.h).
   Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena,
            std::unique_ptr<Device> device = nullptr);
   ~Executor();
@@ -115,7 +118,7 @@ class Executor {
   Agreement agreement_;
   ExecuteOptions options_;
   std::unique_ptr<Device> device_;
-  std::optional<MessageMirror> mirror_;  // with a device, unless the communicator takes its memory
+  std::optional<MessageMirror> mirror_;  // with a device, unless the plan has device_messages
   Arena arena_;
   ThreadPool pool_;
   Trace trace_;

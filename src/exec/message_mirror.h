@@ -1,6 +1,7 @@
 // MessageMirror: host memory for the parts of a device's arena that messages lie in, since a communicator moves host memory.
 //
-// Parts that overlap in the arena share their host memory, so that it is no larger than the slots are. Cost: one allocation.
+// Its parts and size are the plan's (plan/device_memory.h), no larger than the slots that messages lie in. Cost: one
+// allocation.
 #pragma once
 
 #include <cstddef>
@@ -8,7 +9,7 @@
 #include <vector>
 
 #include "exec/device.h"
-#include "plan/plan_data.h"
+#include "plan/device_memory.h"
 
 namespace ringspan::internal {
 
@@ -21,16 +22,10 @@ class MessageMirror {
   MessageMirror& operator=(const MessageMirror&) = delete;
 
   std::byte* at(std::int64_t arena_offset) const;
-  std::int64_t bytes() const { return bytes_; }
 
  private:
-  struct Part {
-    std::int64_t begin, end;  // in the arena
-    std::int64_t offset;      // here
-  };
   Device& device_;
-  std::vector<Part> parts_;  // disjoint, ascending
-  std::int64_t bytes_ = 0;
+  std::vector<MessagePart> parts_;
   std::byte* data_ = nullptr;
 };
 

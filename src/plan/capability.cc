@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "plan/strategy.h"
 
 namespace ringspan::internal {
@@ -15,6 +17,20 @@ std::string unsupported_reason(const Problem& problem, const PlanOptions& option
   }
   if (options.computing_ranks != 0 && options.strategy != Strategy::local) {
     return fmt::format("computing_ranks ({}) is for strategy local only, not {}", options.computing_ranks, row.name);
+  }
+  if (options.device != DeviceKind::cpu) {
+    for (const auto& [name, kernel] : {std::pair{"attend_kernel", &options.attend_kernel},
+                                       std::pair{"attend_backward_kernel", &options.attend_backward_kernel}}) {
+      if (kernel->empty()) continue;
+      return fmt::format("{} ('{}') names a kernel of the CPU, but this rank computes on {}, whose kernels have no names", name,
+                         *kernel, to_string(options.device));
+    }
+    for (const auto& [name, tile] :
+         {std::pair{"attend_tile", options.attend_tile}, std::pair{"attend_backward_tile", options.attend_backward_tile}}) {
+      if (tile == Tile{}) continue;
+      return fmt::format("{} ({} x {}) is for kernels of the CPU, but this rank computes on {}, whose tiles are fixed", name,
+                         tile.queries, tile.keys, to_string(options.device));
+    }
   }
   const bool torchscale = problem.pattern.dilated && problem.pattern.dilated->dialect == Dialect::torchscale;
   if (torchscale && problem.sinks && options.backward) {

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 
+#include "plan/device_memory.h"
+
 namespace ringspan::internal {
 
 std::int64_t flops_per_pair(const Problem& problem, Pass pass) {
@@ -72,7 +74,9 @@ std::int64_t arena_bytes(const PlanData& data) { return std::max(data.forward.ar
 }  // namespace
 
 std::int64_t peak_bytes(const PlanData& data) {
-  return caller_bytes(data, data.has_backward ? Pass::backward : Pass::forward) + arena_bytes(data);
+  std::int64_t bytes = caller_bytes(data, data.has_backward ? Pass::backward : Pass::forward) + arena_bytes(data);
+  for (const MemoryLine& line : device_memory(data)) bytes += line.pinned ? 0 : line.bytes;
+  return bytes;
 }
 
 MemoryLine dominating(const PlanData& data) {
@@ -83,6 +87,9 @@ MemoryLine dominating(const PlanData& data) {
   for (const Region& region : program.regions) bytes[static_cast<std::size_t>(region.component)] += region.bytes;
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     lines.push_back({std::string(to_string(static_cast<Component>(i))), bytes[i], true});
+  }
+  for (const MemoryLine& line : device_memory(data)) {
+    if (!line.pinned) lines.push_back(line);
   }
   return *std::max_element(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
 }

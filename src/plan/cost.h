@@ -20,7 +20,7 @@ std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program
 // The caller's tensors of a rank in a pass.
 std::vector<MemoryLine> caller_memory(const Problem& problem, std::int64_t rows_q, std::int64_t rows_k, Pass pass);
 
-// The larger of both passes: the caller's tensors and the arena.
+// The larger of both passes where the rank computes: the caller's tensors, the arena, and on a device what lies beside it.
 std::int64_t peak_bytes(const PlanData& data);
 // The component that the peak pass spends most on.
 MemoryLine dominating(const PlanData& data);

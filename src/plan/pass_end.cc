@@ -161,7 +161,7 @@ void PassBuilder::sum_sink_gradients(std::int64_t stage_index) {
 }
 
 Program PassBuilder::finish() {
-  if (!builder_.program().attend_items.empty()) {
+  if (!builder_.program().attend_items.empty() && setting_.options.device == DeviceKind::cpu) {
     const std::int64_t bytes = kernel_scratch_bytes(problem(), setting_.options, backward_ ? Pass::backward : Pass::forward);
     builder_.set_scratch(builder_.region("kernel scratch", Component::scratch, bytes));
   }

@@ -5,7 +5,9 @@
 
 #include "base/check.h"
 #include "plan/cost.h"
+#include "plan/device_memory.h"
 #include "plan/plan_data.h"
+#include "ringspan/error.h"
 
 namespace ringspan {
 namespace internal {
@@ -30,6 +32,14 @@ std::string_view to_string(Component component) {
 }
 
 }  // namespace internal
+
+std::string_view to_string(DeviceKind kind) { return kind == DeviceKind::cpu ? "cpu" : "cuda"; }
+
+DeviceKind parse_device_kind(std::string_view name) {
+  if (name == "cpu") return DeviceKind::cpu;
+  if (name == "cuda") return DeviceKind::cuda;
+  throw InvalidArgument("unknown kind of device '" + std::string(name) + "': expected cpu or cuda");
+}
 
 std::string_view to_string(SizeSource source) {
   static constexpr std::array<std::string_view, 4> kNames{"given", "tuned", "default", "memory budget"};
@@ -79,12 +89,20 @@ std::vector<MemoryLine> Plan::memory(Pass pass) const {
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     lines.push_back({std::string(internal::to_string(static_cast<internal::Component>(i))), bytes[i], true});
   }
+  const std::vector<MemoryLine> beside = internal::device_memory(*data_);
+  lines.insert(lines.end(), beside.begin(), beside.end());
   return lines;
 }
 
 std::int64_t Plan::memory_bytes(Pass pass) const {
   std::int64_t bytes = 0;
-  for (const MemoryLine& line : memory(pass)) bytes += line.bytes;
+  for (const MemoryLine& line : memory(pass)) bytes += line.pinned ? 0 : line.bytes;
+  return bytes;
+}
+
+std::int64_t Plan::pinned_bytes(Pass pass) const {
+  std::int64_t bytes = 0;
+  for (const MemoryLine& line : memory(pass)) bytes += line.pinned ? line.bytes : 0;
   return bytes;
 }
 

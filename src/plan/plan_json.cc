@@ -61,7 +61,9 @@ ordered_json options_json(const PlanOptions& o) {
           {"keep_o_float32", o.keep_o_float32},
           {"threads", o.threads},
           {"attend_kernel", o.attend_kernel},
-          {"attend_backward_kernel", o.attend_backward_kernel}};
+          {"attend_backward_kernel", o.attend_backward_kernel},
+          {"device", to_string(o.device)},
+          {"device_messages", o.device_messages}};
 }
 
 ordered_json sizes_json(const internal::PlanData& data) {
@@ -137,7 +139,11 @@ ordered_json pass_json(const Plan& plan, Pass pass) {
   const Program& program = pass == Pass::forward ? plan.data().forward : plan.data().backward;
   ordered_json memory = ordered_json::array();
   for (const MemoryLine& line : plan.memory(pass)) {
-    memory.push_back({{"component", line.component}, {"bytes", line.bytes}, {"in_arena", line.in_arena}});
+    memory.push_back({{"component", line.component},
+                      {"bytes", line.bytes},
+                      {"in_arena", line.in_arena},
+                      {"beside_arena", line.beside_arena},
+                      {"pinned", line.pinned}});
   }
   ordered_json traffic = ordered_json::array();
   const std::vector<PeerBytes> peers = plan.traffic(pass);
@@ -154,12 +160,19 @@ ordered_json pass_json(const Plan& plan, Pass pass) {
   for (const internal::Region& r : program.regions) {
     regions.push_back({{"name", r.name}, {"component", to_string(r.component)}, {"offset", r.offset}, {"bytes", r.bytes}});
   }
-  return {{"pairs", to_string(program.pairs)},       {"flops", plan.flops(pass)},
-          {"memory_bytes", plan.memory_bytes(pass)}, {"memory", std::move(memory)},
-          {"arena_bytes", program.arena_bytes},      {"excess_rows", program.excess_rows},
-          {"traffic", std::move(traffic)},           {"attend_items", program.attend_items.size()},
-          {"row_items", program.row_items.size()},   {"regions", std::move(regions)},
-          {"bundles", bundles_json(program)},        {"stages", stages_json(program)}};
+  return {{"pairs", to_string(program.pairs)},
+          {"flops", plan.flops(pass)},
+          {"memory_bytes", plan.memory_bytes(pass)},
+          {"memory", std::move(memory)},
+          {"pinned_bytes", plan.pinned_bytes(pass)},
+          {"arena_bytes", program.arena_bytes},
+          {"excess_rows", program.excess_rows},
+          {"traffic", std::move(traffic)},
+          {"attend_items", program.attend_items.size()},
+          {"row_items", program.row_items.size()},
+          {"regions", std::move(regions)},
+          {"bundles", bundles_json(program)},
+          {"stages", stages_json(program)}};
 }
 
 }  // namespace

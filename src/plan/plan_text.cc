@@ -191,20 +191,27 @@ void append_stages(std::string& out, const Program& program) {
 }
 
 void append_memory(std::string& out, const Plan& plan, Pass pass) {
-  std::string caller;
-  std::string ours;
-  std::int64_t caller_bytes = 0;
-  std::int64_t our_bytes = 0;
+  struct Share {
+    const char* title;
+    const char* nothing;  // what to say of no bytes; null: nothing at all
+    std::int64_t bytes = 0;
+    std::string list = {};
+  };
+  Share caller{"caller's tensors", "none"}, ours{"arena", "nothing"};
+  Share beside{"beside the arena", nullptr}, pinned{"pinned host memory", nullptr};
   for (const MemoryLine& line : plan.memory(pass)) {
-    (line.in_arena ? our_bytes : caller_bytes) += line.bytes;
+    Share& share = line.pinned ? pinned : line.beside_arena ? beside : line.in_arena ? ours : caller;
+    share.bytes += line.bytes;
     if (line.bytes == 0) continue;
-    std::string& list = line.in_arena ? ours : caller;
-    list += fmt::format("{}{} {}", list.empty() ? "" : ", ", line.component, human_bytes(line.bytes));
+    share.list += fmt::format("{}{} {}", share.list.empty() ? "" : ", ", line.component, human_bytes(line.bytes));
   }
   auto to = std::back_inserter(out);
-  fmt::format_to(to, "    memory  {} ({} bytes)\n", human_bytes(caller_bytes + our_bytes), caller_bytes + our_bytes);
-  fmt::format_to(to, "      caller's tensors {}: {}\n", human_bytes(caller_bytes), caller.empty() ? "none" : caller);
-  fmt::format_to(to, "      arena {}: {}\n", human_bytes(our_bytes), ours.empty() ? "nothing" : ours);
+  fmt::format_to(to, "    memory  {} ({} bytes)\n", human_bytes(plan.memory_bytes(pass)), plan.memory_bytes(pass));
+  for (const Share* share : {&caller, &ours, &beside, &pinned}) {
+    if (share->list.empty() && share->nothing == nullptr) continue;
+    fmt::format_to(to, "      {} {}: {}\n", share->title, human_bytes(share->bytes),
+                   share->list.empty() ? share->nothing : share->list);
+  }
 }
 
 void append_traffic(std::string& out, const Plan& plan, Pass pass) {

@@ -31,7 +31,7 @@ void run_on_gpu(const kernels::AttendParams& params, std::span<const kernels::At
   if (tasks.size() > reserved || reserved == 0) {
     reserved = tasks.size() + 64;
     gpu().wait(gpu().record(), [] {});
-    gpu().reserve(1, static_cast<std::int64_t>(reserved), 64);
+    gpu().reserve(internal::task_list_bytes(1, static_cast<std::int64_t>(reserved), 64));
   }
   gpu().begin_pass();
   kBackward ? gpu().attend_backward(params, tasks) : gpu().attend(params, tasks);

@@ -1,0 +1,101 @@
+#include "plan/device_memory.h"
+
+#include <algorithm>
+
+#include "kernels/attend.h"
+#include "kernels/rowwise.h"
+#include "plan/capability.h"
+#include "plan/kernel_choice.h"
+#include "ringspan/error.h"
+
+namespace ringspan::internal {
+
+// attend_backward sends its tasks up to three times. A launch is cut into waves of at least one task, each with two lists.
+std::int64_t task_list_bytes(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) {
+  const auto task_bytes = static_cast<std::int64_t>(sizeof(kernels::AttendTask)) + kTaskGroupBytes;
+  const auto row_bytes = static_cast<std::int64_t>(sizeof(kernels::RowTask) + sizeof(std::int64_t));
+  const std::int64_t waves = row_tasks + 3 * attend_tasks + launches;
+  return row_tasks * row_bytes + 3 * attend_tasks * task_bytes + 2 * waves * kTaskListAlignment;
+}
+
+std::int64_t task_list_bytes(const PlanData& data) {
+  std::int64_t most_rows = 0, most_attends = 0, most_launches = 0;
+  for (const Program* program : {&data.forward, &data.backward}) {
+    std::int64_t rows = 1, attends = 0, launches = 1;  // one launch of one task clears the gradient of the sinks
+    for (const Stage& stage : program->stages) {
+      for (const auto* list : {&stage.before, &stage.compute}) {
+        for (const Launch& launch : *list) {
+          ++launches;
+          const bool attend = launch.kind == LaunchKind::attend || launch.kind == LaunchKind::attend_backward;
+          if (launch.kind != LaunchKind::sum_sinks) (attend ? attends : rows) += launch.count;
+        }
+      }
+    }
+    most_rows = std::max(most_rows, rows);
+    most_attends = std::max(most_attends, attends);
+    most_launches = std::max(most_launches, launches);
+  }
+  return task_list_bytes(most_rows, most_attends, most_launches);
+}
+
+std::vector<MessagePart> message_parts(const Program& forward, const Program& backward) {
+  std::vector<MessagePart> parts;
+  for (const Program* program : {&forward, &backward}) {
+    for (const Stage& stage : program->stages) {
+      for (const Round& round : stage.rounds) {
+        for (const Transfer& transfer : round.transfers) {
+          parts.push_back({transfer.offset, transfer.offset + transfer.bytes, 0});
+        }
+      }
+    }
+  }
+  std::sort(parts.begin(), parts.end(), [](const MessagePart& a, const MessagePart& b) { return a.begin < b.begin; });
+  std::size_t kept = 0;
+  for (const MessagePart& part : parts) {
+    if (kept > 0 && part.begin < parts[kept - 1].end) {
+      parts[kept - 1].end = std::max(parts[kept - 1].end, part.end);
+    } else {
+      parts[kept++] = part;
+    }
+  }
+  parts.resize(kept);
+  std::int64_t offset = 0;
+  for (MessagePart& part : parts) {
+    part.offset = offset;
+    offset += (part.end - part.begin + 63) / 64 * 64;
+  }
+  return parts;
+}
+
+std::int64_t mirror_bytes(const std::vector<MessagePart>& parts) {
+  return parts.empty() ? 0 : parts.back().offset + (parts.back().end - parts.back().begin + 63) / 64 * 64;
+}
+
+std::vector<MemoryLine> device_memory(const PlanData& data) {
+  if (data.options.device == DeviceKind::cpu) return {};
+  const std::int64_t lists = kTaskListBlocks * task_list_bytes(data);
+  const std::int64_t mirror = data.options.device_messages ? 0 : mirror_bytes(message_parts(data.forward, data.backward));
+  MemoryLine on_device{"task lists", lists, false, true, false};
+  MemoryLine pinned{"pinned task lists", lists, false, true, true};
+  MemoryLine messages{"pinned messages", mirror, false, true, true};
+  return {std::move(on_device), std::move(pinned), std::move(messages)};
+}
+
+PlanData plan_for_device(const PlanData& data, bool device_messages) {
+  PlanData result = data;
+  result.options.device = DeviceKind::cuda;
+  result.options.device_messages = device_messages;
+  const std::string reason = unsupported_reason(result.problem, result.options);
+  if (!reason.empty()) throw Unsupported(reason);
+  for (Program* program : {&result.forward, &result.backward}) {
+    if (program->regions.empty() || program->regions.back().component != Component::scratch) continue;
+    program->arena_bytes = program->regions.back().offset;  // it comes last
+    program->regions.pop_back();
+    program->scratch_offset = 0;
+  }
+  result.attend = choose_kernel(result.problem, result.options, Pass::forward);
+  if (result.has_backward) result.attend_backward = choose_kernel(result.problem, result.options, Pass::backward);
+  return result;
+}
+
+}  // namespace ringspan::internal

@@ -1,0 +1,168 @@
+// Forecast = measured for a device: what the emulated runtime counts as allocated, on the device and as pinned host memory, is
+// what the plan says, to the byte, and a budget holds for it.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "cuda/device_world.h"
+#include "cuda/emulated_capture.h"
+#include "cuda/gpu_device.h"
+#include "exec/executor.h"
+#include "plan/cost.h"
+#include "plan/device_memory.h"
+#include "ringspan/error.h"
+#include "ringspan/transports.h"
+
+namespace ringspan::testing {
+namespace {
+
+constexpr const char* kDevice = "cuda-emulated";
+
+// What is booked of the lines that `chosen` takes.
+template <typename Chosen>
+std::int64_t booked(const Plan& plan, Pass pass, const Chosen& chosen) {
+  std::int64_t bytes = 0;
+  for (const MemoryLine& line : plan.memory(pass)) bytes += chosen(line) ? line.bytes : 0;
+  return bytes;
+}
+
+// Runs every rank's passes on a device whose allocations are counted.
+void run_counted(const Case& test, const Whole& whole,
+                 const std::function<void(const Plan&, const cuda::EmulatedCapture&)>& see) {
+  const auto world = test.peer_copies
+                         ? make_thread_world(std::vector<std::string>(static_cast<std::size_t>(test.problem.ranks), kDevice))
+                         : make_thread_world(test.problem.ranks);
+  run_thread_ranks(make_thread_world(test.problem.ranks), [&](Communicator& starter) {
+    Communicator& communicator = *world[static_cast<std::size_t>(starter.rank())];
+    const Plan plan = make_plan(test.problem, test.options, communicator.rank());
+    cuda::EmulatedCapture counters;
+    const RankTensors tensors(test, whole, communicator.rank());
+    internal::Executor executor(plan, communicator, {}, {},
+                                std::make_unique<cuda::GpuDevice>(cuda::make_emulated_runtime(7, &counters)));
+    DeviceTensors device(kDevice, plan.data());
+    const ForwardTensors forward = on_device(device, test.problem, tensors.forward());
+    executor.forward(forward);
+    if (test.options.backward) {
+      BackwardTensors backward = on_device(device, test.problem, tensors.backward());
+      backward.o = forward.o;
+      backward.lse = forward.lse;
+      executor.backward(backward);
+    }
+    executor.wait();
+    see(executor.plan(), counters);
+  });
+}
+
+void expect_forecast(const Case& test) {
+  SCOPED_TRACE(to_string(test));
+  run_counted(test, Whole(test), [&](const Plan& plan, const cuda::EmulatedCapture& counters) {
+    SCOPED_TRACE("rank " + std::to_string(plan.rank()));
+    EXPECT_EQ(plan.options().device, DeviceKind::cuda);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      if (pass == Pass::backward && !test.options.backward) continue;
+      const auto beside = [](const MemoryLine& line) { return line.beside_arena && !line.pinned; };
+      EXPECT_EQ(counters.device.most, plan.arena_bytes() + booked(plan, pass, beside));
+      EXPECT_EQ(counters.device.now, counters.device.most);
+      EXPECT_EQ(counters.host.most, plan.pinned_bytes(pass));
+      EXPECT_EQ(booked(plan, pass, [](const MemoryLine& line) { return line.component == "scratch"; }), 0);
+      const internal::Program& program = pass == Pass::forward ? plan.data().forward : plan.data().backward;
+      const std::int64_t caller = booked(plan, pass, [](const MemoryLine& l) { return !l.in_arena && !l.beside_arena; });
+      EXPECT_EQ(plan.memory_bytes(pass),
+                caller + booked(plan, pass, [](const MemoryLine& l) { return l.in_arena; }) + booked(plan, pass, beside));
+      EXPECT_LE(booked(plan, pass, [](const MemoryLine& l) { return l.in_arena; }), program.arena_bytes);
+    }
+  });
+}
+
+Case make_case(const char* pattern, Strategy strategy, int ranks) {
+  Case test;
+  Problem& p = test.problem;
+  p.tokens_q = p.tokens_k = 61;
+  p.heads = 4;
+  p.kv_heads = 2;
+  p.head_dim = 16;
+  p.head_dim_v = 12;
+  p.pattern = Pattern::parse(pattern);
+  p.ranks = ranks;
+  test.options.strategy = strategy;
+  return test;
+}
+
+TEST(DeviceMemory, ForecastIsWhatIsAllocated) {
+  for (const Strategy strategy :
+       {Strategy::local, Strategy::all_gather, Strategy::exchange, Strategy::ring, Strategy::pass_q, Strategy::ulysses}) {
+    for (const int ranks : {1, 3}) {
+      for (const DType dtype : {DType::float32, DType::bfloat16}) {
+        Case test = make_case("causal", strategy, ranks);
+        test.problem.dtype = dtype;
+        test.problem.sinks = ranks == 3;
+        expect_forecast(test);
+        if (ranks == 1) continue;
+        test.peer_copies = true;
+        expect_forecast(test);
+      }
+    }
+  }
+  expect_forecast(make_case("dilated:16x1,32x2,64x4", Strategy::ring, 2));
+  expect_forecast(make_case("dilated:16x1,32x2@torchscale", Strategy::exchange, 2));
+}
+
+// A plan for the device, one for the CPU that is taken over, and the steps of both are the same.
+TEST(DeviceMemory, PlansForTheCpuAreBookedAnew) {
+  const Case test = make_case("causal", Strategy::ring, 2);
+  PlanOptions options = test.options;
+  const Plan cpu = make_plan(test.problem, options, 1);
+  options.device = DeviceKind::cuda;
+  const Plan device = make_plan(test.problem, options, 1);
+  EXPECT_GT(cpu.arena_bytes(), device.arena_bytes());
+  EXPECT_EQ(cpu.fingerprint(), device.fingerprint());
+  EXPECT_EQ(internal::plan_for_device(cpu.data(), false).forward.arena_bytes, device.data().forward.arena_bytes);
+  EXPECT_EQ(Plan(std::make_shared<internal::PlanData>(internal::plan_for_device(cpu.data(), false))).to_json(),
+            device.to_json());
+  EXPECT_EQ(cpu.pinned_bytes(Pass::backward), 0);
+  EXPECT_THAT(device.to_string(), ::testing::HasSubstr("pinned task lists"));
+  const auto world = make_thread_world(1);
+  EXPECT_THROW(Attention(make_plan(make_case("full", Strategy::ring, 1).problem, options, 0), *world[0]), InvalidArgument);
+  options.attend_kernel = "reference";
+  EXPECT_THROW(make_plan(test.problem, options, 1), Unsupported);
+}
+
+// The smallest budget that a refusal names is one that will do, and what is then allocated stays below it.
+TEST(DeviceMemory, BudgetsCountWhatLiesBesideTheArena) {
+  Case test = make_case("causal", Strategy::ring, 3);
+  test.problem.tokens_q = test.problem.tokens_k = 300;
+  test.options.device = DeviceKind::cuda;
+  const auto peak = [&](const PlanOptions& options) {
+    std::int64_t bytes = 0;
+    for (int rank = 0; rank < 3; ++rank) {
+      const Plan plan = make_plan(test.problem, options, rank);
+      bytes = std::max(bytes, internal::peak_bytes(plan.data()));
+    }
+    return bytes;
+  };
+  const std::int64_t free = peak(test.options);
+  test.options.memory_budget = free;
+  EXPECT_EQ(peak(test.options), free);
+  test.options.memory_budget = 1;
+  std::string refusal;
+  try {
+    make_plan(test.problem, test.options, 0);
+  } catch (const OutOfBudget& error) {
+    refusal = error.what();
+  }
+  ASSERT_THAT(refusal, ::testing::HasSubstr("the smallest possible is "));
+  test.options.memory_budget = std::stoll(refusal.substr(refusal.find("possible is ") + 12));
+  EXPECT_LE(peak(test.options), test.options.memory_budget);
+  run_counted(test, Whole(test), [&](const Plan& plan, const cuda::EmulatedCapture& counters) {
+    const std::int64_t callers =
+        booked(plan, Pass::backward, [](const MemoryLine& l) { return !l.in_arena && !l.beside_arena; });
+    EXPECT_LE(callers + counters.device.most, test.options.memory_budget);
+  });
+}
+
+}  // namespace
+}  // namespace ringspan::testing
