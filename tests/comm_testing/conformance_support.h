@@ -6,6 +6,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <functional>
 #include <random>
 #include <string>
 #include <thread>
@@ -94,6 +95,18 @@ inline std::string error_in_time(Communicator& comm) {
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
   });
+}
+
+// For what only a deadline ends, but must not end before all ranks have come so far: a machine may keep one of them from
+// running for longer than any short deadline. `run` says what was wrong with this deadline; one that is four times longer
+// follows, up to a minute, until nothing was. Returns what was wrong at last.
+inline std::string with_growing_deadlines(Seconds first, const std::function<std::string(Seconds)>& run) {
+  std::string wrong;
+  for (Seconds deadline = first; deadline <= kPatience; deadline *= 4) {
+    wrong = run(deadline);
+    if (wrong.empty()) break;
+  }
+  return wrong;
 }
 
 // The random traffic of a test: a function of the seed alone, so that both ends know it.

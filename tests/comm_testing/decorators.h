@@ -1,7 +1,7 @@
 // Communicators around others, for tests of what uses a communicator. Each borrows the one inside, which must outlive it.
 //   RecordingCommunicator  keeps a list of what was posted
 //   GatedCommunicator      receives complete only once the test has opened their round's gate: a user that waits before it
-//                          does what opens the gate meets its deadline
+//                          does what opens the gate meets its deadline; behind the gate only a peer that is dead is missed
 //   HostileCommunicator    completes late, in random order, receives into shadow memory (what the user reads before wait() is
 //                          garbage) and checks at wait() that nobody wrote into what was being sent
 // Thread safety: as the communicator inside; a Gate may be opened by any thread.
@@ -110,7 +110,7 @@ class GatedCommunicator final : public ForwardingCommunicator {
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
-    ForwardingCommunicator::wait(request, deadline);
+    ForwardingCommunicator::wait(request, std::max(deadline, Seconds(60)));
     receiving_.erase(request);
   }
 

@@ -37,23 +37,36 @@ class Faults : public ::testing::Test {
     EXPECT_EQ(count(kStandInLive), 0) << "a communicator of NCCL was not ended";
     EXPECT_EQ(count(kStandInRunning), 0) << "a group still runs";
   }
+  // Until so many groups are on streams, over all ranks of this process.
+  void wait_for_groups(Communicator& comm, std::int64_t groups) const {
+    while (count(kStandInGroups) < groups) {
+      comm.progress();
+      std::this_thread::sleep_for(std::chrono::microseconds(100));
+    }
+  }
   StandInFault* fault = nullptr;
   StandInCountOf* count = nullptr;
 };
 
-// A deadline that a rank meets only when it is meant to, also where others want the processor.
-constexpr Seconds kSoon{1.0};
+// A deadline for waiting for what cannot come any more.
+constexpr Seconds kSoon{0.3};
 
-// Every rank sends 65,536 bytes to the next, until something fails; the deadline is that of rounds from `doomed` on.
-void round_the_ring(Communicator& comm, int rounds, Seconds deadline, int doomed = 0) {
-  Bytes out(65536);
-  Bytes in(65536);
-  const int next = (comm.rank() + 1) % comm.size();
-  const int previous = (comm.rank() + comm.size() - 1) % comm.size();
-  for (int round = 0; round < rounds; ++round) {
+// Every rank sends 65,536 bytes to the next.
+struct RingStep {
+  Request post(Communicator& comm, std::uint64_t round) {
+    const int next = (comm.rank() + 1) % comm.size();
+    const int previous = (comm.rank() + comm.size() - 1) % comm.size();
     const std::array batch{send_to(next, out), receive_from(previous, in)};
-    comm.wait(comm.post(static_cast<std::uint64_t>(round), batch), round < doomed ? kPatience : deadline);
+    return comm.post(round, batch);
   }
+  Bytes out = Bytes(65536);
+  Bytes in = Bytes(65536);
+};
+
+// So many steps, or until something fails.
+void round_the_ring(Communicator& comm, int rounds) {
+  RingStep step;
+  for (int round = 0; round < rounds; ++round) comm.wait(step.post(comm, static_cast<std::uint64_t>(round)), kPatience);
 }
 
 std::vector<std::string> run_nccl(int ranks, const RankBody& body) { return NcclThreadRanks().run(ranks, body); }
@@ -61,29 +74,35 @@ std::vector<std::string> run_nccl(int ranks, const RankBody& body) { return Nccl
 TEST_F(Faults, NothingGoesWrongUnlessToldTo) {
   const std::int64_t groups = count(kStandInGroups);
   const std::int64_t messages = count(kStandInMessages);
-  for (const std::string& error : run_nccl(4, [](Communicator& comm) { round_the_ring(comm, 5, kPatience); }))
-    EXPECT_EQ(error, "");
+  for (const std::string& error : run_nccl(4, [](Communicator& comm) { round_the_ring(comm, 5); })) EXPECT_EQ(error, "");
   EXPECT_EQ(count(kStandInGroups) - groups, 4 * 5) << "one group per rank and batch";
   EXPECT_EQ(count(kStandInMessages) - messages, 2 * 4 * 5) << "which holds all its messages";
 }
 
 TEST_F(Faults, AStalledGroupMeetsTheDeadlineOnEveryRank) {
   const std::int64_t aborts = count(kStandInAborts);
+  const std::int64_t groups = count(kStandInGroups);
   fault(1, kStandInStall, 2);
-  const auto errors = run_nccl(3, [](Communicator& comm) { round_the_ring(comm, 5, kSoon, 2); });
+  const auto errors = run_nccl(3, [&](Communicator& comm) {
+    round_the_ring(comm, 2);
+    RingStep step;
+    const Request request = step.post(comm, 2);
+    wait_for_groups(comm, groups + 3 * 3);  // all ranks have come
+    comm.wait(request, kSoon);
+  });
   EXPECT_EQ(count(kStandInAborts) - aborts, 3);
   for (int rank = 0; rank < 3; ++rank) {
     EXPECT_THAT(errors[static_cast<std::size_t>(rank)], StartsWith(fmt::format("rank {}/3: ", rank)));
     EXPECT_THAT(
         errors[static_cast<std::size_t>(rank)],
         ContainsRegex("waiting (for|to send) 65536 bytes (from|to) rank [0-9] in round 2: rank [0-9] has come, but NCCL has "
-                      "moved nothing for [0-9.]+ s \\(deadline 1 s\\)"));
+                      "moved nothing for [0-9.]+ s \\(deadline 0\\.3 s\\)"));
   }
 }
 
 TEST_F(Faults, AnAsynchronousErrorReachesEveryRank) {
   fault(2, kStandInAsyncError, 1);
-  const auto errors = run_nccl(3, [](Communicator& comm) { round_the_ring(comm, 5, kPatience); });
+  const auto errors = run_nccl(3, [](Communicator& comm) { round_the_ring(comm, 5); });
   for (const std::string& error : errors) {
     EXPECT_THAT(error, HasSubstr("remote process exited or there was a network error (6): told by the stand-in"));
   }
@@ -92,7 +111,7 @@ TEST_F(Faults, AnAsynchronousErrorReachesEveryRank) {
 
 TEST_F(Faults, AGroupThatCannotBeStartedReachesEveryRank) {
   fault(0, kStandInGroupFails, 1);
-  const auto errors = run_nccl(2, [](Communicator& comm) { round_the_ring(comm, 5, kPatience); });
+  const auto errors = run_nccl(2, [](Communicator& comm) { round_the_ring(comm, 5); });
   for (const std::string& error : errors)
     EXPECT_THAT(error, HasSubstr("ncclGroupEnd of NCCL failed: internal error of the stand-in (3)"));
 }
@@ -100,17 +119,14 @@ TEST_F(Faults, AGroupThatCannotBeStartedReachesEveryRank) {
 // A peer that has posted and dies while the group runs: the other ranks' groups end by abort.
 TEST_F(Faults, AKilledRankIsNoticedWhileItsGroupRuns) {
   fault(2, kStandInStall, 1);
-  SharedCounter stalled;
+  const std::int64_t groups = count(kStandInGroups);
   const auto outcomes = try_forked_ranks(3, [&](Communicator& host) {
     const std::unique_ptr<Communicator> nccl = make_nccl_communicator(host, stand_in_options());
     DeviceMemoryCommunicator comm(*nccl);
-    round_the_ring(comm, 1, kPatience);
-    Bytes out(65536);
-    Bytes in(65536);
-    const std::array batch{send_to((comm.rank() + 1) % 3, out), receive_from((comm.rank() + 2) % 3, in)};
-    const Request request = comm.post(7, batch);
-    const std::int64_t groups = count(kStandInGroups);
-    while (comm.rank() == 2 && count(kStandInGroups) == groups) comm.progress();
+    round_the_ring(comm, 1);
+    RingStep step;
+    const Request request = step.post(comm, 7);
+    if (comm.rank() == 2) wait_for_groups(comm, groups + 2);
     if (comm.rank() == 2) ::raise(SIGKILL);
     comm.wait(request, Seconds(1e9));
   });
@@ -128,7 +144,7 @@ TEST_F(Faults, AStoppedRankMeetsTheDeadline) {
       [&](Communicator& host) {
         const std::unique_ptr<Communicator> nccl = make_nccl_communicator(host, stand_in_options());
         DeviceMemoryCommunicator comm(*nccl);
-        round_the_ring(comm, 2, kPatience);
+        round_the_ring(comm, 2);
         if (comm.rank() == 1) ::raise(SIGSTOP);
         Bytes in(10);
         comm.wait(post_one(comm, 9, receive_from(1, in)), kSoon);
@@ -139,12 +155,20 @@ TEST_F(Faults, AStoppedRankMeetsTheDeadline) {
 
 TEST_F(Faults, ARankThatNeverJoinsEndsAllAtTheDeadline) {
   fault(1, kStandInNeverJoins, 0);
-  const auto errors = run_on_threads(make_thread_world(3), [](Communicator& host) {
-    NcclOptions options = stand_in_options();
-    options.deadline = kSoon;
-    make_nccl_communicator(host, options);
-  });
-  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("NCCL did not join the ranks in 1 s"));
+  const auto join = [](Seconds deadline) {
+    const auto errors = run_on_threads(make_thread_world(3), [&](Communicator& host) {
+      NcclOptions options = stand_in_options();
+      options.deadline = deadline;
+      make_nccl_communicator(host, options);
+    });
+    const std::string expected = fmt::format("NCCL did not join the ranks in {:g} s", deadline.count());
+    std::string wrong;
+    for (const std::string& error : errors) {
+      if (error.find(expected) == std::string::npos) wrong += fmt::format("\"{}\" instead of \"{}\"; ", error, expected);
+    }
+    return wrong;
+  };
+  EXPECT_EQ(with_growing_deadlines(Seconds(0.5), join), "");
 }
 
 TEST_F(Faults, ALibraryThatIsNotThereIsNamedOnAllRanks) {
@@ -192,7 +216,7 @@ TEST_F(Faults, AnIdGivenByTheCallerMustBeTheSameOnAllRanks) {
       options.unique_id = id;
       if (other && host.rank() == 1) options.unique_id[5] ^= std::byte{1};
       DeviceMemoryCommunicator comm(make_nccl_communicator(host, options));
-      round_the_ring(comm, 2, kPatience);
+      round_the_ring(comm, 2);
     });
   };
   for (const std::string& error : with_id(true)) EXPECT_THAT(error, HasSubstr("ranks disagree on unique_id"));
@@ -266,13 +290,15 @@ TEST_F(Faults, SendsThatAreNoGroupWithTheirReceivesDeadlock) {
 
 // Ranks that post in different orders form a ring in which each waits for the next: the deadline ends it.
 TEST_F(Faults, RoundsInDifferentOrdersMeetTheDeadline) {
-  const auto errors = run_nccl(3, [](Communicator& comm) {
+  const std::int64_t groups = count(kStandInGroups);
+  const auto errors = run_nccl(3, [&](Communicator& comm) {
     Bytes out(65536);
     Bytes in(65536);
     const int next = (comm.rank() + 1) % 3;
     const int previous = (comm.rank() + 2) % 3;
     const Request first = post_one(comm, static_cast<std::uint64_t>(comm.rank()), send_to(next, out));
     const Request second = post_one(comm, static_cast<std::uint64_t>(previous), receive_from(previous, in));
+    wait_for_groups(comm, groups + 2 * 3);
     comm.wait(first, kSoon);
     comm.wait(second, kSoon);
   });

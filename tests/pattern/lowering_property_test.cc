@@ -1,7 +1,7 @@
 // The lowering against the definitions: for random problems the (state, batch, head, q, k) multiset of the slices equals the
 // oracle's, whole, restricted, and put together again from the pieces of all pairs of ranks.
-// A failure prints how to reproduce it; RC_PARAMS="seed=N max_success=M" in the environment sets the seed and the number of
-// cases.
+// The cases are the same in every run; RC_PARAMS="seed=N max_success=M" in the environment gives others. A failure prints how
+// to reproduce it.
 #include <gtest/gtest.h>
 #include <rapidcheck/gtest.h>
 
@@ -33,7 +33,7 @@ void showValue(const Problem& p, std::ostream& out) {  // found by RapidCheck th
 
 namespace {
 
-const bool kConfigured = setenv("RC_PARAMS", "max_success=3000", 0) == 0;
+const bool kConfigured = setenv("RC_PARAMS", "seed=1 max_success=3000", 0) == 0;
 
 // Evenly from the whole range in every case, where RapidCheck on its own begins with small ones.
 std::int64_t draw(std::int64_t low, std::int64_t high) {
