@@ -1,7 +1,11 @@
-"""Ranks that disagree, are killed, stopped, or leave: an error on every other rank, in time."""
+"""Ranks that disagree, are killed, stopped, or leave: an error on every other rank.
+
+What shows at once says what it is, and what shows at the deadline says so: no test goes by how long it took.
+"""
 
 import os
 import signal
+import threading
 import time
 
 import pytest
@@ -11,6 +15,7 @@ from worlds import try_ranks
 
 import ringspan
 import ringspan.torch as rt
+from ringspan.torch import _transport
 
 
 def _tensors(rank, ranks, n=64, dim=16, heads=4, dtype=torch.float32):
@@ -23,7 +28,6 @@ def _disagree(rank, ranks, what):
     group = dist.group.WORLD
     rt.attention(q, k, v, group=group)
     odd = rank == ranks - 1
-    begin = time.monotonic()
     options = {}
     if what == "head_dim" and odd:
         q, k = q[..., :8], k[..., :8]
@@ -45,13 +49,12 @@ def _disagree(rank, ranks, what):
         q.requires_grad_()
     error = None
     try:
-        rt.attention(q, k, v, group=group, deadline=20.0, **options)
+        rt.attention(q, k, v, group=group, **options)
     except ringspan.Error as e:
         error = (type(e).__name__, str(e))
-    seconds = time.monotonic() - begin
     q, k, v = _tensors(rank, ranks)
     after = rt.attention(q, k, v, group=group)  # a disagreement leaves the group usable
-    return error, seconds, after.shape[1]
+    return error, after.shape[1]
 
 
 @pytest.mark.parametrize(
@@ -71,10 +74,9 @@ def _disagree(rank, ranks, what):
 def test_ranks_that_disagree_raise_on_every_rank(what, named):
     for rank, (kind, value) in enumerate(try_ranks(3, _disagree, what)):
         assert kind == "value", f"rank {rank}: {value}"
-        error, seconds, rows = value
+        error, rows = value
         assert error is not None, f"rank {rank} raised nothing"
         assert named in error[1], f"rank {rank}: {error}"
-        assert seconds < 15.0
         assert rows > 0
 
 
@@ -87,7 +89,7 @@ def _calls(rank, ranks):
     if rank == 1:
         transport = __import__("ringspan.torch._execute", fromlist=["x"]).group_named(dist.group.WORLD.group_name)
         transport._calls += 1
-    return rt.attention(q, k, v, group=dist.group.WORLD, deadline=20.0)
+    return rt.attention(q, k, v, group=dist.group.WORLD)
 
 
 def test_the_number_of_calls_is_compared():
@@ -100,12 +102,11 @@ def _one_leaves(rank, ranks):
     rt.attention(q, k, v, group=dist.group.WORLD)
     if rank == 1:
         os._exit(0)
-    begin = time.monotonic()
     try:
-        rt.attention(q, k, v, group=dist.group.WORLD, deadline=10.0)
+        rt.attention(q, k, v, group=dist.group.WORLD)
     except ringspan.CommError as error:
-        return str(error), time.monotonic() - begin
-    return None, 0.0
+        return str(error)
+    return None
 
 
 def _one_gets(rank, ranks, number, deadline):
@@ -113,50 +114,46 @@ def _one_gets(rank, ranks, number, deadline):
     q, k, v = _tensors(rank, ranks, n=1024)
     q.requires_grad_()
     rt.attention(q, k, v, group=dist.group.WORLD, causal=True)
-    begin = time.monotonic()
     try:
         for step in range(10**6):
             if rank == 1 and step == 3:
                 os.kill(os.getpid(), number)
-            begin = time.monotonic()
             rt.attention(q, k, v, group=dist.group.WORLD, causal=True, deadline=deadline).sum().backward()
     except ringspan.CommError as error:
-        seconds = time.monotonic() - begin
         try:
             rt.attention(q, k, v, group=dist.group.WORLD)
-        except ringspan.CommError as again:  # stays failed, at once
-            return str(error), seconds, str(again), time.monotonic() - begin - seconds
+        except ringspan.CommError as again:
+            assert str(again) == str(error)  # stays failed: the deadline is not waited for again
+            return str(error)
     return None
 
 
-def _expect(outcomes, ranks, missing, limit):
-    for rank in range(ranks):
-        if rank in missing:
+def _texts(outcomes, missing):
+    """The errors of the ranks that are left."""
+    ranks = len(outcomes)
+    texts = []
+    for rank, (kind, text) in enumerate(outcomes):
+        if rank == missing:
             continue
-        kind, value = outcomes[rank]
-        assert kind == "value" and value is not None, f"rank {rank}: {kind} {value}"
-        text, seconds = value[:2]
+        assert kind == "value" and text is not None, f"rank {rank}: {kind} {text}"
         assert text.startswith(f"rank {rank}/{ranks}: "), text
-        assert seconds < limit, f"rank {rank} took {seconds:.1f} s: {text}"
-        if len(value) > 2:
-            assert value[2] and value[3] < 2.0
-    return [value for _, value in outcomes]
+        texts.append(text)
+    return texts
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_rank_that_exits_is_missed(ranks):
-    _expect(try_ranks(ranks, _one_leaves, missing=[1]), ranks, [1], 8.0)
+    assert "no sign of life" not in "".join(_texts(try_ranks(ranks, _one_leaves, missing=[1]), 1))
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_killed_rank_fails_the_others_at_once(ranks):
-    _expect(try_ranks(ranks, _one_gets, signal.SIGKILL, 20.0, missing=[1]), ranks, [1], 10.0)
+    assert "no sign of life" not in "".join(_texts(try_ranks(ranks, _one_gets, signal.SIGKILL, 60.0, missing=[1]), 1))
 
 
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_stopped_rank_fails_the_others_at_the_deadline(ranks):
-    values = _expect(try_ranks(ranks, _one_gets, signal.SIGSTOP, 3.0, missing=[1]), ranks, [1], 9.0)
-    assert any(value and "no sign of life" in value[0] for value in values)
+    assert "no sign of life" in "".join(_texts(try_ranks(ranks, _one_gets, signal.SIGSTOP, 3.0, missing=[1]), 1))
 
 
 def _first_stopped(rank, ranks):
@@ -165,55 +162,68 @@ def _first_stopped(rank, ranks):
     rt.attention(q, k, v, group=dist.group.WORLD)
     if rank == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
-    begin = time.monotonic()
     try:
         rt.attention(q, k, v, group=dist.group.WORLD, deadline=3.0)
     except ringspan.CommError as error:
-        return str(error), time.monotonic() - begin
+        return str(error)
     return None
 
 
 def test_a_stopped_rank_that_holds_the_store():
-    outcomes = try_ranks(3, _first_stopped, missing=[0])
-    _expect(outcomes, 3, [0], 10.0)
+    assert "no sign of life" in "".join(_texts(try_ranks(3, _first_stopped, missing=[0]), 0))
 
 
-def _slow(rank, ranks):
-    """Rank 1 computes for longer than the deadline of rank 0, which waits for it."""
-    n = 6000
-    kind = "explicit:0-9;10-5999"  # rank 0 has nothing to do
-    sharding = rt.Sharding(kind, tokens=n, ranks=ranks)
+def _slow(rank, ranks, n, deadline):
+    """Rank 1 computes while rank 0, which has next to nothing to do, waits for it; returns how long that was at most."""
+    sharding = rt.Sharding(f"explicit:0-9;10-{n - 1}", tokens=n, ranks=ranks)
     q = torch.ones(1, sharding.rows(rank), 8, 64)
+    longest = 0.0
     for _ in range(3):
         begin = time.monotonic()
-        rt.attention(q, q, q, group=dist.group.WORLD, sharding=sharding, strategy="exchange", deadline=0.6)
-        seconds = time.monotonic() - begin
-    return seconds
+        rt.attention(q, q, q, group=dist.group.WORLD, sharding=sharding, strategy="exchange", deadline=deadline)
+        longest = max(longest, time.monotonic() - begin)
+    return longest
 
 
 def test_a_rank_that_computes_is_waited_for():
-    outcomes = try_ranks(2, _slow)
-    assert all(kind == "value" for kind, _ in outcomes), outcomes
+    """Another deadline, and more to do, where rank 1 was done before it, or where the machine kept rank 1 from showing life."""
+    n, deadline = 6000, 0.6
+    for _ in range(4):
+        outcomes = try_ranks(2, _slow, n, deadline)
+        if any(kind != "value" for kind, _ in outcomes):
+            n, deadline = 2 * n, 4 * deadline
+        elif outcomes[0][1] < deadline:
+            n *= 2
+        else:
+            return
+    pytest.fail(str(outcomes))
 
 
 def _interrupted(rank, ranks):
-    import threading
-
     q, k, v = _tensors(rank, ranks)
-    rt.attention(q, k, v, group=dist.group.WORLD)
-    begin = time.monotonic()
-    if rank == 0:
-        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
-    else:
-        time.sleep(2.0)
+    group = dist.group.WORLD
+    rt.attention(q, k, v, group=group)
+    store = dist.distributed_c10d._get_default_store()
+    core = _transport.transport_of(group.group_name).core
+
+    def interrupt():
+        while not core.outstanding_peers():
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    if rank == 1:
+        store.wait(["interrupted"])
     try:
-        rt.attention(q, k, v, group=dist.group.WORLD, deadline=30.0)
+        if rank == 0:
+            threading.Thread(target=interrupt).start()
+        rt.attention(q, k, v, group=group)
     except (KeyboardInterrupt, ringspan.CommError) as error:
-        return type(error).__name__, str(error), time.monotonic() - begin
+        store.set("interrupted", "")
+        return type(error).__name__, str(error)
     return None
 
 
 def test_ctrl_c_ends_the_waiting():
     (_, first), (_, second) = try_ranks(2, _interrupted)
-    assert first is not None and first[0] == "KeyboardInterrupt" and first[2] < 5.0, first
-    assert second is not None and second[0] == "CommError" and second[2] < 10.0, second
+    assert first is not None and first[0] == "KeyboardInterrupt", first
+    assert second is not None and second[0] == "CommError" and "no sign of life" not in second[1], second

@@ -20,20 +20,15 @@ class RankFailed(AssertionError):
     pass
 
 
-def _free_port():
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def _main(rank, ranks, port, results, body, args):
+def _main(rank, ranks, port, listener, results, body, args):
     import torch
     import torch.distributed as dist
 
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks), LOCAL_RANK=str(rank))
     torch.set_num_threads(1)
     try:
-        dist.init_process_group("gloo")
+        own = {"is_master": True, "master_listen_fd": listener.detach()} if listener is not None else {}
+        dist.init_process_group("gloo", store=dist.TCPStore("127.0.0.1", port, ranks, **own), rank=rank, world_size=ranks)
         value = body(rank, ranks, *args)
         results.put((rank, "value", pickle.dumps(value)))
         succeeded = True
@@ -51,14 +46,18 @@ def _main(rank, ranks, port, results, body, args):
     os._exit(0)  # threads of gloo may wait for ranks that failed
 
 
-def try_ranks(ranks, body, *args, timeout=120.0, missing=()):
+def try_ranks(ranks, body, *args, timeout=600.0, missing=()):
     """[(kind, value)] by rank: ("value", what the body returned), ("error", (class, message, traceback)) or ("gone", None).
 
     Returns when all ranks but those in `missing`, which the test kills or stops, have ended.
     """
     results = _context.Queue()
-    port = _free_port()
-    processes = [_context.Process(target=_main, args=(r, ranks, port, results, body, args), daemon=True) for r in range(ranks)]
+    listener = socket.create_server(("127.0.0.1", 0))  # rank 0 inherits it: nobody else can take the port in between
+    port = listener.getsockname()[1]
+    processes = [
+        _context.Process(target=_main, args=(r, ranks, port, None if r else listener, results, body, args), daemon=True)
+        for r in range(ranks)
+    ]
     outcomes = [("gone", None)] * ranks
     awaited = set(range(ranks)) - set(missing)
     try:
@@ -79,6 +78,7 @@ def try_ranks(ranks, body, *args, timeout=120.0, missing=()):
             told = "".join(f"\nrank {r}: {value[2]}" for r, (kind, value) in enumerate(outcomes) if kind == "error")
             raise RankFailed(f"ranks {sorted(awaited)} of {ranks} still run after {timeout} s{told}")
     finally:
+        listener.close()
         for process in processes:
             if process.pid is not None:
                 process.join(timeout=0.0 if awaited or missing else 5.0)
@@ -88,7 +88,7 @@ def try_ranks(ranks, body, *args, timeout=120.0, missing=()):
     return outcomes
 
 
-def run_ranks(ranks, body, *args, timeout=120.0):
+def run_ranks(ranks, body, *args, timeout=600.0):
     """What the body returned, by rank; fails with the traceback of the first rank that raised."""
     outcomes = try_ranks(ranks, body, *args, timeout=timeout)
     for rank, (kind, value) in enumerate(outcomes):

@@ -88,6 +88,7 @@ class Transport:
         self._global = [dist.get_global_rank(group, peer) for peer in range(self.size)]
         self._store = _store_of(group)
         self._abort = None  # what to tell the others
+        self._failed = False
         self._wake = queue.SimpleQueue()  # its put() may be called by the garbage collector, unlike Event.set()
         self._closed = False
         self._watcher = None
@@ -126,6 +127,7 @@ class Transport:
 
     def _tell(self, text):
         self._abort = text
+        self._failed = True
         self._wake.put(None)
 
     def _waiter(self, send, peer):
@@ -158,7 +160,9 @@ class Transport:
             waiter.works.put(None)
         if self._watcher is not None:
             threads.append(self._watcher)
-        end = time.monotonic() + 2.0
+        # Where all is well each thread comes to its end, however slow the machine: one that comes back from torch while the
+        # interpreter goes down ends the process with an abort.
+        end = time.monotonic() + (2.0 if self._failed else 20.0)
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
