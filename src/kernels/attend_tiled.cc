@@ -9,6 +9,7 @@
 #include "kernels/carver.h"
 #include "kernels/dropout.h"
 #include "kernels/key_split.h"
+#include "kernels/position_split.h"
 #include "kernels/progress.h"
 #include "kernels/score.h"
 #include "kernels/task_view.h"
@@ -18,12 +19,9 @@ namespace {
 
 constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;  // of keys and values of one run of key tiles
 constexpr int kMaxRunTiles = 16;
-// Ranges of query positions per thread where units alone do not fill the threads, and the fewest query tiles of one.
-constexpr std::int64_t kItemsPerThread = 4;
-constexpr std::int64_t kMinSplitTiles = 2;
 // Query tiles up to which keys are fetched ahead: with more of them, reading keys takes little of the time.
 constexpr std::int64_t kAheadTiles = 4;
-constexpr int kBurst = 16;
+constexpr int kBurst = 16, kKeyStep = 16, kQueryStep = 4;  // lines
 
 // Scratch of one thread.
 struct ForwardScratch {
@@ -58,13 +56,6 @@ struct ForwardScratch {
     for (std::int32_t** list : {&index, &head, &offset, &begin, &end, &tile_begin, &tile_end})
       *list = carver.take<std::int32_t>(rows);
     if (bytes != nullptr) *bytes = carver.bytes();
-  }
-};
-
-struct Positions {
-  std::int64_t first, last;
-  static Positions all() {
-    return {std::numeric_limits<std::int64_t>::min() / 4, std::numeric_limits<std::int64_t>::max() / 4};
   }
 };
 
@@ -125,14 +116,32 @@ class UnitForward {
 
   // Where keys are used by few queries, reading them takes as long as computing: the next ones are fetched meanwhile.
   void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles) {
-    constexpr std::int64_t kLine = 64;
     const std::int64_t element = size_of(params_.shape.dtype);
     const auto rows_of = [&](const KeyRows& rows, int width) {
-      return AheadRows{reinterpret_cast<const char*>(key_row(task, rows, keys.begin)), rows.row_stride * element,
-                       ceil_div(width * element, kLine), keys.empty() ? 0 : keys.size(), 0};
+      return ahead_rows(key_row(task, rows, keys.begin), rows.row_stride, element, width, keys.empty() ? 0 : keys.size());
     };
-    ahead_ = {{rows_of(task.k, params_.shape.head_dim), rows_of(task.v, params_.shape.head_dim_v)}, tiles > 1 ? 0 : kBurst};
+    ahead_ = {
+        {rows_of(task.k, params_.shape.head_dim), rows_of(task.v, params_.shape.head_dim_v)}, tiles > 1 ? 0 : kBurst, kKeyStep};
     tile_.ahead = &ahead_;
+  }
+
+  // Where keys are used by many: what a query tile will write, and the queries of the next one. Matters under narrow windows.
+  void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange next) {
+    const std::int64_t b = batch(task), element = size_of(params_.shape.dtype);
+    const auto* q = static_cast<const std::byte*>(task.q.data) +
+                    element * (b * task.q.batch_stride + t * task.q.head_stride + next.begin * task.q.row_stride);
+    ahead_ = {{ahead_rows(row_of<float>(task.acc, b, t, rows.begin), task.acc.row_stride, sizeof(float),
+                          params_.shape.head_dim_v, rows.size()),
+               ahead_rows(q, task.q.row_stride, element, params_.shape.head_dim, next.empty() ? 0 : next.size())},
+              0,
+              kQueryStep};
+    tile_.ahead = &ahead_;
+  }
+
+  static AheadRows ahead_rows(const void* data, std::int64_t stride, std::int64_t element, std::int64_t width,
+                              std::int64_t count) {
+    constexpr std::int64_t kLine = 64;
+    return {static_cast<const char*>(data), stride * element, ceil_div(width * element, kLine), count, 0};
   }
 
   void pack(const AttendTask& task, IndexRange run) {
@@ -201,10 +210,13 @@ class UnitForward {
     const std::int64_t head = task.head_first + heads.begin * task.head_step;
     slope_ = alibi_slope(params_, unit_.batch, head);
     const std::int64_t tile_rows = query_tile() / heads.size();
+    const bool ahead_of_keys = tile_.ahead != nullptr;
     for (std::int64_t row = rows.begin; row < rows.end; row += tile_rows) {
-      tile_.rows = gather(task, heads, {row, std::min(row + tile_rows, rows.end)}, run);
+      const std::int64_t next = std::min(row + tile_rows, rows.end);
+      tile_.rows = gather(task, heads, {row, next}, run);
       if (tile_.rows == 0) continue;
       load(task, heads.begin, heads.size(), row);
+      if (!ahead_of_keys) look_ahead(task, heads.begin, {row, next}, {next, std::min(next + tile_rows, rows.end)});
       for (std::int64_t c = run.begin; c < run.end; c += key_tile()) {
         if (!clip(run, c, (c - run.begin) / key_tile())) continue;
         if (params_.shape.alibi) set_distances(task, row, c);
@@ -214,6 +226,7 @@ class UnitForward {
       }
       store(task, heads.begin, row);
     }
+    if (!ahead_of_keys) tile_.ahead = nullptr;
   }
 
   // The rows that see a key of the run, and which (relative to the run); the others are not touched.
@@ -238,17 +251,21 @@ class UnitForward {
     const auto first = static_cast<std::int32_t>(c - run.begin);
     tile_.keys = static_cast<int>(std::min(key_tile(), run.end - c));
     if (s_.begin[tile_.rows - 1] >= first + tile_.keys && s_.begin[0] >= first + tile_.keys) return false;
-    bool seen = false;
+    const std::int32_t *const begin = s_.begin, *const end = s_.end;
+    std::int32_t *const tile_begin = s_.tile_begin, *const tile_end = s_.tile_end;
+    const std::int32_t keys = tile_.keys;
+    std::int32_t seen = 0;  // a sum: such a loop goes into vectors
     for (int r = 0; r < tile_.rows; ++r) {
-      s_.tile_begin[r] = std::clamp(s_.begin[r] - first, 0, tile_.keys);
-      s_.tile_end[r] = std::clamp(s_.end[r] - first, 0, tile_.keys);
-      seen = seen || s_.tile_begin[r] < s_.tile_end[r];
+      const std::int32_t b = begin[r] - first, e = end[r] - first;
+      tile_begin[r] = b < 0 ? 0 : b > keys ? keys : b;
+      tile_end[r] = e < 0 ? 0 : e > keys ? keys : e;
+      seen += tile_begin[r] < tile_end[r] ? 1 : 0;
     }
     tile_.k = s_.k + n * s_.bytes_of.keys;
     tile_.v = s_.v + n * s_.bytes_of.values;
     tile_.k_finite = k_finite_[n];
     tile_.v_finite = v_finite_[n];
-    return seen;
+    return seen > 0;
   }
 
   std::int64_t position(const AttendTask& task, std::int64_t row, int r) const {
@@ -282,27 +299,33 @@ class UnitForward {
       source.stride = 1, source.index = s_.offset;
     }
     tile_.q_finite = ops_.pack_queries(s_.dims, s_.q, source, params_.scale);
-    const int width = params_.shape.head_dim_v;
+    const std::int64_t width = params_.shape.head_dim_v;
+    const float *const m = row_of<const float>(task.m, b, t, row), *const l = row_of<const float>(task.l, b, t, row);
+    const float* const acc = row_of<const float>(task.acc, b, t, row);
     for (int r = 0; r < tile_.rows; ++r) {
-      s_.m[r] = *row_of<const float>(task.m, b, t + s_.head[r], row + s_.index[r]);
-      s_.l[r] = *row_of<const float>(task.l, b, t + s_.head[r], row + s_.index[r]);
-      const float* acc = row_of<const float>(task.acc, b, t + s_.head[r], row + s_.index[r]);
+      s_.m[r] = m[at(task.m, r)];
+      s_.l[r] = l[at(task.l, r)];
       float* copy = s_.acc + r * s_.acc_stride;
       const std::int64_t present = s_.m[r] == -std::numeric_limits<float>::infinity() ? 0 : width;  // the identity: all zeros
-      std::copy_n(acc, present, copy);
+      std::copy_n(acc + at(task.acc, r), present, copy);
       std::fill(copy + present, copy + s_.acc_stride, 0.0F);
     }
   }
 
   void store(const AttendTask& task, std::int64_t t, std::int64_t row) {
     const std::int64_t b = batch(task);
-    const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
+    float *const m = row_of<float>(task.m, b, t, row), *const l = row_of<float>(task.l, b, t, row);
+    float* const acc = row_of<float>(task.acc, b, t, row);
     for (int r = 0; r < tile_.rows; ++r) {
-      *row_of<float>(task.m, b, t + s_.head[r], row + s_.index[r]) = s_.m[r];
-      *row_of<float>(task.l, b, t + s_.head[r], row + s_.index[r]) = s_.l[r];
-      std::memcpy(row_of<float>(task.acc, b, t + s_.head[r], row + s_.index[r]), s_.acc + r * s_.acc_stride, bytes);
+      m[at(task.m, r)] = s_.m[r];
+      l[at(task.l, r)] = s_.l[r];
     }
+    const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
+    for (int r = 0; r < tile_.rows; ++r) std::memcpy(acc + at(task.acc, r), s_.acc + r * s_.acc_stride, bytes);
   }
+
+  // Of row r of the tile, from the first head and row.
+  std::int64_t at(const Rows& rows, int r) const { return s_.head[r] * rows.head_stride + s_.index[r] * rows.row_stride; }
 
   // What is packed now.
   struct Packed {
@@ -322,33 +345,6 @@ class UnitForward {
   Ahead ahead_{};
   bool k_finite_[kMaxRunTiles] = {}, v_finite_[kMaxRunTiles] = {};
   float slope_ = 0.0F;
-};
-
-// The positions of all queries, cut into `count` ranges.
-class Split {
- public:
-  Split(std::span<const AttendTask> tasks, std::int64_t units, int threads, std::int64_t least) {
-    first_ = std::numeric_limits<std::int64_t>::max();
-    std::int64_t last = std::numeric_limits<std::int64_t>::min();
-    for (const AttendTask& task : tasks) {
-      if (task.q_count <= 0) continue;
-      first_ = std::min(first_, task.q_first);
-      last = std::max(last, task.q_first + (task.q_count - 1) * task.q_step);
-    }
-    if (last < first_) return;
-    const std::int64_t wanted = threads == 1 || units <= 0 ? 1 : ceil_div(kItemsPerThread * threads, units);
-    count_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, (last - first_ + 1) / least));
-    size_ = ceil_div(last - first_ + 1, count_);
-  }
-  std::int64_t count() const { return count_; }
-  // Later positions first: under a causal mask they are the long ones.
-  Positions at(std::int64_t index) const {
-    const std::int64_t begin = first_ + (count_ - 1 - index) * size_;
-    return {begin, begin + size_ - 1};
-  }
-
- private:
-  std::int64_t first_ = 0, size_ = 0, count_ = 1;
 };
 
 }  // namespace
@@ -388,7 +384,7 @@ class Threads {
   // Tasks one after the other, units and ranges of positions dealt to the threads.
   void run(std::span<const AttendTask> tasks) const {
     const Units units(tasks, params_.shape.group);
-    const Split split(tasks, units.count(), context_.pool.size(), kMinSplitTiles * tile_.queries);
+    const PositionSplit split(tasks, units.count(), context_.pool.size(), kMinSplitTiles * tile_.queries);
     context_.pool.parallel_for(
         units.count() * split.count(),
         [&](std::int64_t item, int thread) {

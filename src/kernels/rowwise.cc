@@ -72,6 +72,51 @@ void for_rows(std::span<const RowTask> tasks, int width, const Context& context,
   }
 }
 
+// The rows of operand 0 of a task as spans without gaps, as long as they get, cut into pieces of kPieceElements.
+class Spans {
+ public:
+  Spans(const RowTask& task, int width) : data_(task.operands[0].data), length_(width) {
+    const Operand& view = task.operands[0];
+    dims_[0] = {task.batch_count, view.batch_stride};
+    dims_[1] = {task.row_count, view.row_stride};
+    dims_[2] = {task.head_count, view.head_stride};
+    std::sort(dims_, dims_ + 3, [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
+    for (Dim& dim : dims_) {
+      elements_ *= std::max<std::int64_t>(dim.count, 0);
+      if (dim.stride != length_) continue;
+      length_ *= dim.count;
+      dim.count = 1;
+    }
+    elements_ *= width;
+  }
+
+  std::int64_t pieces() const { return (elements_ + kPieceElements - 1) / kPieceElements; }
+
+  // function(first element, how many) for what of each span lies in the piece.
+  template <typename T, typename Function>
+  void for_piece(std::int64_t piece, const Function& function) const {
+    const std::int64_t end = std::min(elements_, (piece + 1) * kPieceElements);
+    for (std::int64_t begin = piece * kPieceElements; begin < end;) {
+      const std::int64_t at = begin % length_, count = std::min(length_ - at, end - begin);
+      std::int64_t offset = at, span = begin / length_;
+      for (const Dim& dim : dims_) {
+        offset += span % dim.count * dim.stride;
+        span /= dim.count;
+      }
+      function(static_cast<T*>(data_) + offset, count);
+      begin += count;
+    }
+  }
+
+ private:
+  struct Dim {
+    std::int64_t count, stride;
+  };
+  void* data_;
+  std::int64_t length_, elements_ = 1;
+  Dim dims_[3];
+};
+
 // The state (m, l, acc) takes in (m_other, l_other, values): both are e^-m-scaled sums. No effect where m_other = -inf.
 void merge_into(float& m, float& l, float* acc, float m_other, float l_other, const float* values, int width) {
   if (m_other == kMinusInfinity) return;
@@ -123,6 +168,25 @@ void scale_row(const float* row, float factor, float* out, int width) {
   }
 }
 
+// Rounding takes many instructions: in vectors of eight where the machine has them; the same bits.
+template <typename Target>
+void round_row(const float* row, float factor, typename Target::Type* out, int width) {
+  for (int e = 0; e < width; ++e) out[e] = Target::store(row[e] * factor);
+}
+#if defined(__x86_64__)
+template <typename Target>
+__attribute__((target("avx2"))) void round_row_avx2(const float* row, float factor, typename Target::Type* out, int width) {
+  for (int e = 0; e < width; ++e) out[e] = Target::store(row[e] * factor);
+}
+#endif
+template <typename Target>
+void store_row(const float* row, float factor, typename Target::Type* out, int width) {
+#if defined(__x86_64__)
+  if (__builtin_cpu_supports("avx2")) return round_row_avx2<Target>(row, factor, out, width);
+#endif
+  round_row<Target>(row, factor, out, width);
+}
+
 template <typename Target>
 void finish_row(const float* acc, float factor, typename Target::Type* o, float* o32, int width) {
   if constexpr (std::is_same_v<typename Target::Type, float>) {
@@ -136,7 +200,7 @@ void finish_row(const float* acc, float factor, typename Target::Type* o, float*
     if (factor == 0.0F) {
       std::fill_n(o, width, Target::store(0.0F));
     } else {
-      for (int e = 0; e < width; ++e) o[e] = Target::store(acc[e] * factor);
+      store_row<Target>(acc, factor, o, width);
     }
   }
 }
@@ -177,11 +241,30 @@ void add_rows(std::span<const RowTask> tasks, int width, const Context& context)
 }
 
 void fill_rows(std::span<const RowTask> tasks, int width, float value, const Context& context) {
-  for_rows(tasks, width, context, [width, value](const Row& row) {
-    with_dtype(row.task.operands[0].dtype, [&]<typename Target>(Target) {
-      std::fill_n(row.operand<typename Target::Type>(0), width, Target::store(value));
-    });
-  });
+  Progress progress(context, 0);
+  for (const RowTask& task : tasks) {
+    const Spans spans(task, width);
+    const auto fill_piece = [&](std::int64_t piece, int) {
+      with_dtype(task.operands[0].dtype, [&]<typename Target>(Target) {
+        using Type = typename Target::Type;
+        const Type stored = Target::store(value), zero{};
+        const bool zeros = std::memcmp(&stored, &zero, sizeof(Type)) == 0;
+        spans.for_piece<Type>(piece, [=](Type* begin, std::int64_t count) {
+          if (zeros) {
+            std::memset(begin, 0, static_cast<std::size_t>(count) * sizeof(Type));
+          } else {
+            std::fill_n(begin, count, stored);
+          }
+        });
+      });
+    };
+    if (spans.pieces() > 1) {
+      context.pool.parallel_for(spans.pieces(), fill_piece, context.progress);
+    } else if (spans.pieces() == 1) {
+      fill_piece(0, 0);
+      progress.tick();
+    }
+  }
 }
 
 void merge_rows(std::span<const RowTask> tasks, int width, const Context& context) {

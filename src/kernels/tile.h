@@ -39,8 +39,9 @@ struct AheadRows {
   std::int64_t next;  // of the lines of all rows
 };
 struct Ahead {
-  AheadRows rows[2];  // keys, values
+  AheadRows rows[2];  // keys and values, or accumulators and queries
   int burst;          // lines per step of packing, which has less to do than products
+  int step;           // lines beside a block of products of pairs
 };
 
 // Rows of the storage type: row r is at data + index[r] * stride elements (index == nullptr: r).

@@ -139,22 +139,6 @@ RINGSPAN_INLINE void load_planes(const RowSource& source, int row, int e, __m256
   Type::load(static_cast<const typename Type::Element*>(source.data) + index * source.stride + e, present, planes);
 }
 
-// Rows as rows of a left operand.
-template <typename Type>
-bool pack_left(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
-  __mmask16 bad = 0;
-  for (int row = 0; row < source.rows; ++row) {
-    for (int e = 0; e < up32(source.width); e += 16) {
-      __m256i planes[Type::kPlanes];
-      load_planes<Type>(source, row, e, planes);
-      bad |= beyond_limit<Type>(planes[0]);
-      for (int p = 0; p < Type::kPlanes; ++p)
-        _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + p * plane + row * stride + e), planes[p]);
-    }
-  }
-  return bad == 0;
-}
-
 // 16 words of 16 rows become 16 rows of words.
 RINGSPAN_INLINE void transpose_words(__m512i (&words)[16]) {
   Reg t[16];
@@ -184,11 +168,38 @@ RINGSPAN_INLINE bool within_limit(__m512i top) {
   return _mm512_cmpge_epu16_mask(top, _mm512_set1_epi16(Type::kLimit)) == 0;
 }
 
+// Rows further on that packing asks for: rows that are far apart lie on pages of their own, which processors do not fetch
+// ahead.
+constexpr int kRowsAhead = 16;
+template <typename Type>
+RINGSPAN_INLINE void fetch_row(const RowSource& source, int row) {
+  if (row >= source.rows) return;
+  const std::int64_t index = source.index == nullptr ? row : source.index[row];
+  const auto* data = static_cast<const typename Type::Element*>(source.data) + index * source.stride;
+  for (int e = 0; e < source.width; e += 64 / static_cast<int>(sizeof(*data))) __builtin_prefetch(data + e, 0, 3);
+}
+
+// Rows as rows of a left operand.
+template <typename Type>
+bool pack_left(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
+  __m512i top = _mm512_setzero_si512();
+  for (int row = 0; row < source.rows; ++row) {
+    fetch_row<Type>(source, row + kRowsAhead);
+    for (int e = 0; e < up32(source.width); e += 32) {
+      __m512i planes[Type::kPlanes];
+      load_wide<Type>(source, row, e, planes, top);
+      for (int p = 0; p < Type::kPlanes; ++p) _mm512_storeu_si512(out + p * plane + row * stride + e, planes[p]);
+    }
+  }
+  return within_limit<Type>(top);
+}
+
 // Rows as columns of a right operand: depth is their width.
 template <typename Type>
 bool pack_right_columns(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
   __m512i top = _mm512_setzero_si512();
   for (int first = 0; first < up32(source.rows); first += kPanelColumns, out += panel) {
+    for (int r = 0; r < kPanelColumns; ++r) fetch_row<Type>(source, first + kRowsAhead + r);
     for (int e = 0; e < up32(source.width); e += 32) {
       __m512i words[Type::kPlanes][16];
       for (int r = 0; r < 16; ++r) {
@@ -223,6 +234,8 @@ bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const Ro
   __m512i top = _mm512_setzero_si512();
   for (int row = 0; row < up32(source.rows); row += 2) {
     if (source.ahead != nullptr && row % 8 == 0) fetch_lines(source.ahead, source.ahead->burst);
+    fetch_row<Type>(source, row + kRowsAhead);
+    fetch_row<Type>(source, row + kRowsAhead + 1);
     for (int e = 0; e < source.width; e += 32) {
       __m512i even[Type::kPlanes], odd[Type::kPlanes];
       load_wide<Type>(source, row, e, even, top);

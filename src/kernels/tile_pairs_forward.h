@@ -167,7 +167,7 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
     }
     const float* scores = s + r * s_stride;
     const int first = down32(begin[r]), last = up32(end[r]);
-    if (tile.ahead != nullptr) fetch_lines(tile.ahead, kLinesPerBlock);
+    if (tile.ahead != nullptr) fetch_lines(tile.ahead, tile.ahead->step);
     clear_probabilities<Type>(probabilities, plane, range.begin, first);
     clear_probabilities<Type>(probabilities, plane, last, range.end);
     if (tile.factors != nullptr) {

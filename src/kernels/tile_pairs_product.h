@@ -6,8 +6,6 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kLinesPerBlock = 16;  // fetched beside a block of products
-
 // c[rows][columns] (+)= left x right; columns a multiple of 16, depth of 32.
 template <typename Products>
 void multiply_pairs(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride,
@@ -20,7 +18,7 @@ void multiply_pairs(int rows, int columns, int depth, const Left& left, const Ri
       Dot::block<Products>(at_most(rows - row, Dot::kRows), panels,
                            Left{left.data + row * left.stride, left.stride, left.plane}, here, depth,
                            c + row * c_stride + column, c_stride, add);
-      if (ahead != nullptr) fetch_lines(ahead, kLinesPerBlock);
+      if (ahead != nullptr) fetch_lines(ahead, ahead->step);
     }
   }
 }
