@@ -24,7 +24,7 @@ class Rows : public ::testing::Test {
   static constexpr std::int64_t kFloats = 60000;
 
   Rows() : device_(make_emulated_runtime(1)), host_(kFloats), memory_(device_.allocate(kFloats * 4)) {
-    device_.reserve(1000, 0, 1000);
+    device_.reserve(internal::task_list_bytes(1000, 0, 1000));
     std::normal_distribution<float> normal;
     for (float& x : host_) x = normal(random_);
     before_ = host_;
