@@ -10,6 +10,7 @@
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/fnv1a.h"
 #include "comm/batch_checker.h"
 #include "comm/error_code.h"
 #include "ringspan/error.h"
@@ -40,14 +41,10 @@ void merge(AgreeExtent& into, const AgreeExtent& from) {
   }
 }
 
-// FNV-1a over the names, in order.
+// Of the names, in order, each with a zero behind it.
 std::int64_t hash_names(std::span<const AgreeField> fields) {
-  std::uint64_t hash = 14695981039346656037U;
-  const auto take = [&](unsigned char byte) { hash = (hash ^ byte) * 1099511628211U; };
-  for (const AgreeField& field : fields) {
-    for (const char c : field.name) take(static_cast<unsigned char>(c));
-    take(0);
-  }
+  std::uint64_t hash = kFnv1aStart;
+  for (const AgreeField& field : fields) hash = fnv1a("", 1, fnv1a(field.name.data(), field.name.size(), hash));
   return std::bit_cast<std::int64_t>(hash);
 }
 

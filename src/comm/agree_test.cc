@@ -155,6 +155,9 @@ TEST(AgreementTest, ErrorsNameWhatWasToBeAgreed) {
 TEST(RoundNameTest, CountsFromTheStartOfEachRange) {
   EXPECT_EQ(round_name(14), "round 14");
   EXPECT_EQ(round_name(kFingerprintRounds + 2), "round 2 of the agreement on the pass");
+  EXPECT_EQ(round_name(kNcclRounds + 64), "round 64 of joining NCCL");
+  EXPECT_EQ(round_name(kNcclRounds + 256), "round " + std::to_string(kNcclRounds + 256));
+  EXPECT_EQ(round_name(kDeviceRounds + 3), "round 3 of the greetings before messages of devices");
   EXPECT_EQ(round_name(kGreetingRounds), "round 0 of the greeting before the call");
   EXPECT_EQ(round_name(kUserRounds + 7), "user round 7");
 }

@@ -8,6 +8,7 @@
 #include <thread>
 
 #include "base/check.h"
+#include "base/fnv1a.h"
 #include "comm/agree.h"
 #include "comm/rounds.h"
 #include "ringspan/error.h"
@@ -17,7 +18,11 @@ namespace {
 
 constexpr std::chrono::microseconds kPoll{50};    // of what a device does
 constexpr Communicator::Seconds kFarewell{10.0};  // for NCCL to end in good order
-constexpr std::uint64_t kIdRound = kDeviceRounds - 1;
+// Joining: the ranks agree on the library, whether there is an identifier, exchange it, and agree that all have joined.
+constexpr std::uint64_t kLibraryRounds = kNcclRounds;
+constexpr std::uint64_t kIdMadeRounds = kNcclRounds + 64;
+constexpr std::uint64_t kIdRound = kNcclRounds + 128;
+constexpr std::uint64_t kJoinedRounds = kNcclRounds + 192;
 
 bool sends(const Message& message) { return message.direction == Message::Direction::send; }
 
@@ -27,13 +32,6 @@ Transport& transport_of(Communicator& host) {
   throw Unsupported(rank_prefix(host.rank(), host.size()) +
                     "an NCCL communicator needs a transport of this library beside it (threads, processes, torch.distributed), "
                     "not callbacks or a communicator around another");
-}
-
-// Differs with high probability where the identifiers do.
-std::int64_t hash_of(std::span<const std::byte> bytes) {
-  std::uint64_t hash = 0xcbf29ce484222325U;
-  for (const std::byte byte : bytes) hash = (hash ^ static_cast<std::uint64_t>(byte)) * 0x100000001b3U;
-  return static_cast<std::int64_t>(hash);
 }
 
 }  // namespace
@@ -77,8 +75,9 @@ void NcclTransport::join() {
   Agreement agreement(host_);
   const std::array<AgreeField, 2> fields{
       AgreeField{"the version of NCCL", nccl_ == nullptr ? 0 : nccl_->version},
-      AgreeField{"unique_id", setup_.unique_id.empty() ? 0 : hash_of(setup_.unique_id), false, true}};
-  agreement.agree(fields, own_error, deadline);
+      AgreeField{"unique_id", setup_.unique_id.empty() ? 0 : fnv1a_field(setup_.unique_id.data(), setup_.unique_id.size()),
+                 false, true}};
+  agreement.agree(fields, own_error, deadline, kLibraryRounds);
   NcclUniqueId id = agree_on_id(deadline);
   NcclConfig config;
   int status = kNcclSuccess;
@@ -103,7 +102,7 @@ void NcclTransport::join() {
   }
   // Whoever joined learns of whoever did not.
   try {
-    agreement.agree_fingerprint(0, 0, own_error, deadline, kDeviceRounds - 128);
+    agreement.agree_fingerprint(0, 0, own_error, deadline, kJoinedRounds);
   } catch (const Error&) {
     abort_nccl();
     throw;
@@ -123,7 +122,7 @@ NcclUniqueId NcclTransport::agree_on_id(Seconds deadline) {
       own_error = std::make_exception_ptr(CommError(prefix() + "ncclGetUniqueId failed: " + error_text(status)));
     }
   }
-  Agreement(host_).agree_fingerprint(0, 0, own_error, deadline, kDeviceRounds - 256);
+  Agreement(host_).agree_fingerprint(0, 0, own_error, deadline, kIdMadeRounds);
   std::vector<Message> batch;
   for (int peer = rank() == 0 ? 1 : 0; peer < (rank() == 0 ? size() : 1); ++peer) {
     batch.push_back(
@@ -391,8 +390,15 @@ Transport::TimePoint NcclTransport::last_sign_of_life(int peer) const {
   return group_in_progress() ? nccl_life_ : Transport::last_sign_of_life(host_, peer);
 }
 
-std::string NcclTransport::silence(int peer) const {
-  return group_in_progress() ? fmt::format("rank {} has come, but NCCL has moved nothing", peer) : "no sign of life";
+std::string NcclTransport::silence(const Operation& operation) const {
+  if (!group_in_progress()) return Transport::silence(operation);
+  for (const Flight* flight : pending_) {
+    if (flight->phase != Flight::Phase::greeting) continue;
+    for (const Operation* other = flight->first; other != nullptr; other = other->next_in_batch) {
+      if (other == &operation) return "NCCL has moved nothing of the groups before";
+    }
+  }
+  return fmt::format("rank {} has come, but NCCL has moved nothing", operation.message.peer);
 }
 
 // A rank may leave when its part of the last group is done; ours may not be, yet.

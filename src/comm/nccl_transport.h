@@ -46,7 +46,6 @@ class NcclTransport final : public Transport {
     std::uint64_t round = 0;
     std::int64_t to_you = 0;  // bytes; 0: no message
     std::int64_t from_you = 0;
-    std::int64_t reserved = 0;
   };
   struct Greeting {
     int peer = 0;
@@ -79,7 +78,7 @@ class NcclTransport final : public Transport {
   void pump() override;
   void block(TimePoint until) override;
   TimePoint last_sign_of_life(int peer) const override;
-  std::string silence(int peer) const override;
+  std::string silence(const Operation& operation) const override;
   bool has_left(int peer) const override;
   void tell_peers(const std::string& cause) override;
   void withdraw() override;

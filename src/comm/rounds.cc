@@ -11,7 +11,9 @@ std::string round_name(std::uint64_t round) {
   };
   static constexpr Range kRanges[] = {
       {kAgreeRounds, kFingerprintRounds, "of the agreement on the problem"},
-      {kFingerprintRounds, kFingerprintRounds + 64, "of the agreement on the pass"},
+      {kFingerprintRounds, kNcclRounds, "of the agreement on the pass"},
+      {kNcclRounds, kNcclRounds + 256, "of joining NCCL"},
+      {kDeviceRounds, kUserRounds, "of the greetings before messages of devices"},
       {kGreetingRounds, kGreetingRounds + 64, "of the greeting before the call"},
   };
   for (const Range& range : kRanges) {

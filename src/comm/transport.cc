@@ -257,7 +257,7 @@ Transport::TimePoint Transport::check_peers(const Operation* pending, TimePoint 
     }
     const double silence = Seconds(now - std::max(begin, last_sign_of_life(peer))).count();
     if (silence >= deadline) {
-      fail(*operation, fmt::format("{} for {:.1f} s (deadline {:g} s)", this->silence(peer), silence, deadline));
+      fail(*operation, fmt::format("{} for {:.1f} s (deadline {:g} s)", this->silence(*operation), silence, deadline));
     }
     rest = std::min(rest, deadline - silence);
   }

@@ -88,8 +88,8 @@ class Transport : public Communicator {
   // Sleeps until something may have changed since the last pump(), at most until `until`.
   virtual void block(TimePoint until) = 0;
   virtual TimePoint last_sign_of_life(int peer) const = 0;
-  // What the peer did not do for longer than the deadline: "no sign of life".
-  virtual std::string silence(int /*peer*/) const { return "no sign of life"; }
+  // What the peer of a message did not do for longer than the deadline: "no sign of life".
+  virtual std::string silence(const Operation& /*operation*/) const { return "no sign of life"; }
   // True when the peer has left for good and nothing that is not complete by now ever will be.
   virtual bool has_left(int peer) const = 0;
   // Tells the peers that they must fail too; `cause` says which rank it began in: "rank 3 failed: ...", "rank 3 aborted: ...".

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/fnv1a.h"
 #include "comm/agree.h"
 #include "ringspan/error.h"
 #include "ringspan/version.h"
@@ -15,19 +16,11 @@
 namespace ringspan::internal {
 namespace {
 
-// FNV-1a.
-std::int64_t hash_bytes(const void* data, std::size_t bytes) {
-  std::uint64_t hash = 14695981039346656037U;
-  const auto* at = static_cast<const unsigned char*>(data);
-  for (std::size_t i = 0; i < bytes; ++i) hash = (hash ^ at[i]) * 1099511628211U;
-  return std::bit_cast<std::int64_t>(hash);
-}
-
-std::int64_t hash_text(std::string_view text) { return hash_bytes(text.data(), text.size()); }
+std::int64_t hash_text(std::string_view text) { return fnv1a_field(text.data(), text.size()); }
 
 template <typename T>
 std::int64_t hash_list(const std::vector<T>& list) {
-  return hash_bytes(list.data(), list.size() * sizeof(T));
+  return fnv1a_field(list.data(), list.size() * sizeof(T));
 }
 
 // Numbers are compared as they are, everything else by a hash or its bits.

@@ -100,6 +100,25 @@ TEST_F(Faults, AStalledGroupMeetsTheDeadlineOnEveryRank) {
   }
 }
 
+TEST_F(Faults, ARankThatNeverCameIsNotSaidToHaveCome) {
+  const std::int64_t groups = count(kStandInGroups);
+  fault(1, kStandInStall, 0);
+  const auto errors = run_nccl(3, [&](Communicator& comm) {
+    if (comm.rank() == 2) throw CommError(error_in_time(comm));
+    Bytes out(10);
+    Bytes in(10);
+    const int peer = 1 - comm.rank();
+    const std::array batch{send_to(peer, out), receive_from(peer, in)};
+    comm.post(0, batch);
+    wait_for_groups(comm, groups + 2);
+    if (comm.rank() == 1) throw CommError(error_in_time(comm));
+    comm.wait(post_one(comm, 1, receive_from(2, in)), kSoon);
+  });
+  for (const std::string& error : errors) {
+    EXPECT_THAT(error, HasSubstr("from rank 2 in round 1: NCCL has moved nothing of the groups before for "));
+  }
+}
+
 TEST_F(Faults, AnAsynchronousErrorReachesEveryRank) {
   fault(2, kStandInAsyncError, 1);
   const auto errors = run_nccl(3, [](Communicator& comm) { round_the_ring(comm, 5); });

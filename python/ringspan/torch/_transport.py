@@ -205,7 +205,7 @@ def _watch(reference):
 
 
 _transports = {}
-_transports_lock = threading.RLock()  # the garbage collector may end a group while the lock is held
+_transports_lock = threading.RLock()  # a signal's handler, or a finalizer, may ask again while its thread holds it
 
 
 @atexit.register
