@@ -126,7 +126,7 @@ def length(arguments, text, group, quiet, base):
             dist.broadcast(clock, src=0, group=group)  # all ranks go by the clock of rank 0
         now, since = clock.tolist()
         bar.update(min(now, arguments.seconds) - bar.n)
-        if now >= arguments.seconds:
+        if now >= arguments.seconds and trainer.steps > 0:
             break
         if since > arguments.seconds / 4 and now < 0.9 * arguments.seconds:
             result["held_out"].append((trainer.steps, trainer.evaluate(held_out)))

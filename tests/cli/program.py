@@ -18,7 +18,7 @@ OK, FAILED, ARGUMENTS, UNSUPPORTED, MEMORY, COMMUNICATION, INPUT_OUTPUT, INTERRU
 
 def call(*arguments, **options):
     """CompletedProcess of the program, as text."""
-    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=300, check=False, **options)
+    return subprocess.run([PROGRAM, *map(str, arguments)], capture_output=True, text=True, timeout=1200, check=False, **options)
 
 
 class ProgramTest(unittest.TestCase):

@@ -17,7 +17,7 @@ def run(example, *arguments, ranks=None, cwd=None):
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"] if ranks else []
     command = [sys.executable, "-B", *launcher, EXAMPLES / example, *map(str, arguments)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
-    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=500)
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=1200)
     return done.returncode, done.stdout, done.stderr
 
 
