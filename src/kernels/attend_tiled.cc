@@ -6,8 +6,8 @@
 #include <limits>
 
 #include "base/check.h"
-#include "kernels/carver.h"
 #include "kernels/dropout.h"
+#include "kernels/forward_scratch.h"
 #include "kernels/key_split.h"
 #include "kernels/position_split.h"
 #include "kernels/progress.h"
@@ -17,47 +17,10 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;  // of keys and values of one run of key tiles
-constexpr int kMaxRunTiles = 16;
 // Query tiles up to which keys are fetched ahead: with more of them, reading keys takes little of the time.
 constexpr std::int64_t kAheadTiles = 4;
+constexpr std::int64_t kAheadRows = 64;                    // of the next task
 constexpr int kBurst = 16, kKeyStep = 16, kQueryStep = 4;  // lines
-
-// Scratch of one thread.
-struct ForwardScratch {
-  int run_tiles;  // key tiles packed at a time
-  TileDims dims;
-  ForwardBytes bytes_of;
-  std::int64_t acc_stride, factor_stride;
-  std::byte *k, *v, *q, *work;
-  float *acc, *factors, *m, *l;
-  std::int64_t* distance;
-  std::int32_t *index, *head, *offset, *begin, *end, *tile_begin, *tile_end;
-  std::byte* partial;
-
-  ForwardScratch(const TileOps& ops, const AttendShape& shape, std::byte* base, std::int64_t* bytes) {
-    Carver carver(base);
-    dims = tile_dims(shape, ops.forward_sizes);
-    bytes_of = ops.forward_bytes(dims);
-    acc_stride = round_up(shape.head_dim_v, ops.width);
-    factor_stride = dims.tile.keys + kScorePad;
-    const std::int64_t rows = dims.tile.queries;
-    run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / (bytes_of.keys + bytes_of.values), 1, kMaxRunTiles));
-    partial = carver.take<std::byte>(KeySplit::state_bytes(shape));  // first: not every call uses it
-    k = carver.take<std::byte>(run_tiles * bytes_of.keys);
-    v = carver.take<std::byte>(run_tiles * bytes_of.values);
-    q = carver.take<std::byte>(bytes_of.queries);
-    work = carver.take<std::byte>(bytes_of.work);
-    acc = carver.take<float>(rows * acc_stride);
-    factors = shape.dropout ? carver.take<float>(rows * factor_stride) : nullptr;
-    m = carver.take<float>(rows);
-    l = carver.take<float>(rows);
-    distance = carver.take<std::int64_t>(rows);
-    for (std::int32_t** list : {&index, &head, &offset, &begin, &end, &tile_begin, &tile_end})
-      *list = carver.take<std::int32_t>(rows);
-    if (bytes != nullptr) *bytes = carver.bytes();
-  }
-};
 
 // Everything one thread does for one unit, for queries in a range of positions.
 class UnitForward {
@@ -77,7 +40,9 @@ class UnitForward {
     tile_.factors = s_.factors;
   }
 
-  void run(const AttendTask& task) {
+  // next: the task after this one, or nullptr.
+  void run(const AttendTask& task, const AttendTask* next) {
+    next_ = next;
     const IndexRange heads = heads_of_unit(task, unit_, params_.shape.group);
     if (heads.empty()) return;
     const IndexRange rows = indices_between(task.q_first, task.q_step, task.q_count, positions_.first, positions_.last);
@@ -114,34 +79,56 @@ class UnitForward {
                (batch(task) * rows.batch_stride + kv_index(task, unit_.kv_head) * rows.head_stride + c * rows.row_stride);
   }
 
-  // Where keys are used by few queries, reading them takes as long as computing: the next ones are fetched meanwhile.
+  const std::byte* query_row(const AttendTask& task, std::int64_t t, std::int64_t row) const {
+    return static_cast<const std::byte*>(task.q.data) +
+           size_of(params_.shape.dtype) *
+               (batch(task) * task.q.batch_stride + t * task.q.head_stride + row * task.q.row_stride);
+  }
+
+  // Where keys are used by few queries, reading them takes as long as computing: the next ones are fetched meanwhile, and after
+  // the last the beginning of the next task.
   void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles) {
-    const std::int64_t element = size_of(params_.shape.dtype);
-    const auto rows_of = [&](const KeyRows& rows, int width) {
-      return ahead_rows(key_row(task, rows, keys.begin), rows.row_stride, element, width, keys.empty() ? 0 : keys.size());
-    };
-    ahead_ = {
-        {rows_of(task.k, params_.shape.head_dim), rows_of(task.v, params_.shape.head_dim_v)}, tiles > 1 ? 0 : kBurst, kKeyStep};
+    ahead_ = {{}, tiles > 1 ? 0 : kBurst, kKeyStep};
+    if (!keys.empty()) {
+      ahead_.rows[0] = ahead_keys(task, task.k, keys, params_.shape.head_dim);
+      ahead_.rows[1] = ahead_keys(task, task.v, keys, params_.shape.head_dim_v);
+    } else if (next_ != nullptr) {
+      const IndexRange heads = heads_of_unit(*next_, unit_, params_.shape.group);
+      const IndexRange first{0, std::min(next_->k_count, kAheadRows)};
+      if (!heads.empty()) {
+        ahead_.rows[0] = ahead_keys(*next_, next_->k, first, params_.shape.head_dim);
+        ahead_.rows[1] = ahead_keys(*next_, next_->v, first, params_.shape.head_dim_v);
+        ahead_.rows[2] = ahead_queries(*next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
+        ahead_.rows[3] = ahead_states(*next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
+      }
+    }
     tile_.ahead = &ahead_;
   }
 
   // Where keys are used by many: what a query tile will write, and the queries of the next one. Matters under narrow windows.
   void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange next) {
-    const std::int64_t b = batch(task), element = size_of(params_.shape.dtype);
-    const auto* q = static_cast<const std::byte*>(task.q.data) +
-                    element * (b * task.q.batch_stride + t * task.q.head_stride + next.begin * task.q.row_stride);
-    ahead_ = {{ahead_rows(row_of<float>(task.acc, b, t, rows.begin), task.acc.row_stride, sizeof(float),
-                          params_.shape.head_dim_v, rows.size()),
-               ahead_rows(q, task.q.row_stride, element, params_.shape.head_dim, next.empty() ? 0 : next.size())},
-              0,
-              kQueryStep};
+    ahead_ = {{ahead_states(task, t, rows)}, 0, kQueryStep};
+    if (!next.empty()) ahead_.rows[1] = ahead_queries(task, t, next);
     tile_.ahead = &ahead_;
   }
 
-  static AheadRows ahead_rows(const void* data, std::int64_t stride, std::int64_t element, std::int64_t width,
-                              std::int64_t count) {
+  static AheadRows ahead_rows(const void* data, std::int64_t stride, std::int64_t width, std::int64_t count) {  // bytes
     constexpr std::int64_t kLine = 64;
-    return {static_cast<const char*>(data), stride * element, ceil_div(width * element, kLine), count, 0};
+    return {static_cast<const char*>(data), stride, ceil_div(width, kLine), count, 0};
+  }
+  AheadRows ahead_keys(const AttendTask& task, const KeyRows& rows, IndexRange keys, std::int64_t width) const {
+    const std::int64_t element = size_of(params_.shape.dtype);
+    return ahead_rows(key_row(task, rows, keys.begin), rows.row_stride * element, width * element, keys.size());
+  }
+  AheadRows ahead_queries(const AttendTask& task, std::int64_t t, IndexRange rows) const {
+    const std::int64_t element = size_of(params_.shape.dtype);
+    return ahead_rows(query_row(task, t, rows.begin), task.q.row_stride * element, params_.shape.head_dim * element,
+                      rows.size());
+  }
+  AheadRows ahead_states(const AttendTask& task, std::int64_t t, IndexRange rows) const {
+    constexpr std::int64_t element = sizeof(float);
+    return ahead_rows(row_of<float>(task.acc, batch(task), t, rows.begin), task.acc.row_stride * element,
+                      params_.shape.head_dim_v * element, rows.size());
   }
 
   void pack(const AttendTask& task, IndexRange run) {
@@ -253,9 +240,9 @@ class UnitForward {
     if (s_.begin[tile_.rows - 1] >= first + tile_.keys && s_.begin[0] >= first + tile_.keys) return false;
     const std::int32_t *const begin = s_.begin, *const end = s_.end;
     std::int32_t *const tile_begin = s_.tile_begin, *const tile_end = s_.tile_end;
-    const std::int32_t keys = tile_.keys;
+    const int rows = tile_.rows, keys = tile_.keys;
     std::int32_t seen = 0;  // a sum: such a loop goes into vectors
-    for (int r = 0; r < tile_.rows; ++r) {
+    for (int r = 0; r < rows; ++r) {
       const std::int32_t b = begin[r] - first, e = end[r] - first;
       tile_begin[r] = b < 0 ? 0 : b > keys ? keys : b;
       tile_end[r] = e < 0 ? 0 : e > keys ? keys : e;
@@ -290,9 +277,7 @@ class UnitForward {
 
   void load(const AttendTask& task, std::int64_t t, std::int64_t heads, std::int64_t row) {
     const std::int64_t b = batch(task);
-    const auto* q = static_cast<const std::byte*>(task.q.data) +
-                    size_of(params_.shape.dtype) * (b * task.q.batch_stride + t * task.q.head_stride + row * task.q.row_stride);
-    RowSource source{q, task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim};
+    RowSource source{query_row(task, t, row), task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim};
     if (heads > 1) {  // rows are at multiples of nothing but an element
       for (int r = 0; r < tile_.rows; ++r)
         s_.offset[r] = static_cast<std::int32_t>(s_.head[r] * task.q.head_stride + s_.index[r] * task.q.row_stride);
@@ -342,6 +327,7 @@ class UnitForward {
   Positions positions_;
   ForwardTile tile_{};
   Packed packed_;
+  const AttendTask* next_ = nullptr;
   Ahead ahead_{};
   bool k_finite_[kMaxRunTiles] = {}, v_finite_[kMaxRunTiles] = {};
   float slope_ = 0.0F;
@@ -391,7 +377,7 @@ class Threads {
           const ForwardScratch scratch = this->scratch(thread);
           Progress progress(context_, thread);
           UnitForward forward(ops_, params_, scratch, progress, units.at(item / split.count()), split.at(item % split.count()));
-          for (const AttendTask& task : tasks) forward.run(task);
+          for (std::size_t i = 0; i < tasks.size(); ++i) forward.run(tasks[i], i + 1 < tasks.size() ? &tasks[i + 1] : nullptr);
         },
         context_.progress);
   }
@@ -409,7 +395,7 @@ class Threads {
             Progress progress(context_, thread);
             const AttendTask task = part(slot);
             split.clear(task);
-            UnitForward(ops_, params_, scratch, progress, split.unit(first + slot), Positions::all()).run(task);
+            UnitForward(ops_, params_, scratch, progress, split.unit(first + slot), Positions::all()).run(task, nullptr);
           },
           context_.progress);
       for (std::int64_t slot = 0; slot < count; ++slot) split.merge(first + slot, part(slot));

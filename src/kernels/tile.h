@@ -39,7 +39,7 @@ struct AheadRows {
   std::int64_t next;  // of the lines of all rows
 };
 struct Ahead {
-  AheadRows rows[2];  // keys and values, or accumulators and queries
+  AheadRows rows[4];  // keys, values, queries, accumulators, in any order
   int burst;          // lines per step of packing, which has less to do than products
   int step;           // lines beside a block of products of pairs
 };
