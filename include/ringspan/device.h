@@ -21,12 +21,16 @@ std::vector<std::string> device_report();
 // name. One thread at a time.
 class DeviceBuffer {
  public:
-  DeviceBuffer(std::string_view device, std::int64_t bytes);
+  enum class Place : std::uint8_t {
+    device,
+    pinned_host  // page-locked host memory, for PlanOptions::host_tensors: here data() is the host's to follow
+  };
+  DeviceBuffer(std::string_view device, std::int64_t bytes, Place place = Place::device);
   ~DeviceBuffer();
   DeviceBuffer(DeviceBuffer&&) noexcept;
   DeviceBuffer& operator=(DeviceBuffer&&) noexcept;
 
-  // An address on the device: the host must not follow it.
+  // An address on the device, unless pinned: the host must not follow it.
   std::byte* data() const;
   std::int64_t bytes() const;
   // The copies see what ran on the device before; work of an Attention on another stream must have ended (Attention::wait()).

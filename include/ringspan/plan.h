@@ -72,6 +72,9 @@ struct PlanOptions {
   TunedSizes tuned;
   DeviceKind device = DeviceKind::cpu;  // of this rank; an Attention sets it to what it runs on
   bool device_messages = false;         // and its communicator takes memory of the device: no pinned messages
+  // The caller's tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows; one rank, on a
+  // device. memory_budget is then what the pieces, and all that is computed from them, may take there.
+  bool host_tensors = false;
 };
 
 enum class Pass : std::uint8_t { forward, backward };
@@ -127,12 +130,18 @@ class Plan {
   // The same for another rank (plans it).
   std::int64_t arena_bytes(int rank) const;
   // By component; the sum of the lines of a pass is what the rank needs in it: where it computes, but for the pinned ones.
+  // Tensors that lie on the host are pinned.
   std::vector<MemoryLine> memory(Pass pass) const;
   std::int64_t memory_bytes(Pass pass) const;  // without the pinned ones
   std::int64_t pinned_bytes(Pass pass) const;  // 0 of a plan for the CPU
 
   std::vector<PeerBytes> traffic(Pass pass) const;  // ranks entries
-  std::string pairs() const;                        // (batch, head, i, j) pairs that this rank computes, 128-bit decimal
+  // Between host memory and the device, with host_tensors; an optional dlse is counted.
+  struct HostBytes {
+    std::int64_t to_device = 0, to_host = 0;
+  };
+  HostBytes host_bytes(Pass pass) const;
+  std::string pairs() const;  // (batch, head, i, j) pairs that this rank computes, 128-bit decimal
   double flops(Pass pass) const;
   std::int64_t modelled_nanoseconds() const;
   std::vector<Rejected> rejected() const;

@@ -1,5 +1,5 @@
-// The runtime of a CUDA device, on one stream; see runtime.h. The runtime library of CUDA is linked statically and looks for
-// the driver when it is first called, so that this library loads where there is none.
+// The runtime of a CUDA device: a stream, and another one for copies beside it; see runtime.h. The runtime library of CUDA is
+// linked statically and looks for the driver when it is first called, so that this library loads where there is none.
 #include <fmt/format.h>
 
 #include <chrono>
@@ -73,6 +73,10 @@ class CudaRuntime final : public Runtime {
 
   ~CudaRuntime() override {
     for (cudaEvent_t event : events_) static_cast<void>(cudaEventDestroy(event));
+    for (cudaEvent_t event : {computed_, copied_}) {
+      if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
+    }
+    if (copy_stream_ != nullptr) static_cast<void>(cudaStreamDestroy(copy_stream_));
     if (owns_stream_) static_cast<void>(cudaStreamDestroy(stream_));
   }
 
@@ -131,6 +135,36 @@ class CudaRuntime final : public Runtime {
     const CurrentDevice current(index_);
     check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_),
           fmt::format("cannot copy {} bytes on {}", bytes, name_));
+  }
+
+  bool holds_pinned(const void* data) const override {
+    cudaPointerAttributes attributes{};
+    if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
+      static_cast<void>(cudaGetLastError());
+      return false;
+    }
+    return attributes.type == cudaMemoryTypeHost;
+  }
+  void copies_wait() override {
+    const CurrentDevice current(index_);
+    make_copy_stream();
+    order(stream_, computed_, copy_stream_);
+  }
+  void copy_beside(const BlockCopy& block) override {
+    const CurrentDevice current(index_);
+    const auto width = static_cast<std::size_t>(block.width);
+    const std::string what = fmt::format("cannot copy {} x {} bytes on {}", block.height, block.width, name_);
+    if (block.height == 1) {
+      return check(cudaMemcpyAsync(block.to, block.from, width, cudaMemcpyDefault, copy_stream_), what);
+    }
+    check(cudaMemcpy2DAsync(block.to, static_cast<std::size_t>(block.to_pitch), block.from,
+                            static_cast<std::size_t>(block.from_pitch), width, static_cast<std::size_t>(block.height),
+                            cudaMemcpyDefault, copy_stream_),
+          what);
+  }
+  void wait_for_copies() override {
+    const CurrentDevice current(index_);
+    order(copy_stream_, copied_, stream_);
   }
 
   void attend(const AttendArguments& arguments, std::int64_t blocks) override {
@@ -193,8 +227,25 @@ class CudaRuntime final : public Runtime {
     }
   }
 
+  void finish() noexcept override {
+    static_cast<void>(cudaStreamSynchronize(stream_));
+    if (copy_stream_ != nullptr) static_cast<void>(cudaStreamSynchronize(copy_stream_));
+  }
+
  private:
   static constexpr std::uint64_t kEvents = 16;
+
+  void make_copy_stream() {
+    if (copy_stream_ != nullptr) return;
+    check(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
+    for (cudaEvent_t* event : {&computed_, &copied_})
+      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cannot create an event on " + name_);
+  }
+  // What is enqueued on `later` from now on runs after what is on `earlier` now.
+  void order(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) const {
+    check(cudaEventRecord(event, earlier), "cannot record an event on " + name_);
+    check(cudaStreamWaitEvent(later, event, 0), "cannot let a stream wait on " + name_);
+  }
 
   cudaEvent_t slot(Event event) const { return events_[event % kEvents]; }
   void launched(cudaError_t status, const char* kernel) const {
@@ -207,6 +258,8 @@ class CudaRuntime final : public Runtime {
   std::string name_;
   int shared_bytes_ = 0;
   cudaEvent_t events_[kEvents] = {};
+  cudaStream_t copy_stream_ = nullptr;  // made when it is first used, with its events
+  cudaEvent_t computed_ = nullptr, copied_ = nullptr;
   Event recorded_ = 0;
 };
 

@@ -25,6 +25,9 @@ struct EmulatedCapture {
     void add(std::int64_t bytes) { most = std::max(most, now += bytes); }
   };
   Bytes device, host;
+  // Events by which one stream waits for the other: counted from 0. The one of this number is forgotten (a planted bug).
+  std::int64_t events = 0;
+  std::int64_t forgotten_event = -1;
 
   void replay() const {
     for (const auto& step : work) step();

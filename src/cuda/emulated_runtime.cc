@@ -8,6 +8,7 @@
 
 #include "cuda/emulated_capture.h"
 #include "cuda/emulated_memory.h"
+#include "cuda/emulated_order.h"
 #include "cuda/emulated_stream.h"
 #include "cuda/emulation.h"
 #include "cuda/runtime.h"
@@ -69,6 +70,50 @@ std::int64_t task_count(const AttendArguments& arguments) {
   return count;
 }
 
+// What operations touch, as bytes of the memory that stands for the device's.
+std::vector<Access> accesses_of(const void* written, const void* read, std::int64_t bytes) {
+  const auto begin = [](const void* data) { return reinterpret_cast<std::uintptr_t>(reachable(data)); };
+  const auto count = static_cast<std::uintptr_t>(bytes);
+  return {{0, begin(written), begin(written) + count, true}, {0, begin(read), begin(read) + count, false}};
+}
+
+std::vector<Access> row_accesses(const std::vector<kernels::RowTask>& tasks, const RowOperands& operands) {
+  std::vector<Access> accesses;
+  for (const kernels::RowTask& task : tasks) add_accesses(task, 0, operands.written, operands.widths, accesses);
+  return accesses;
+}
+
+// As rows of {q, k, v, ...}; the key side has its own heads, from the first kv head that the task reads to the last.
+std::vector<Access> attend_accesses(const AttendArguments& arguments, std::int64_t count) {
+  std::vector<Access> accesses;
+  const kernels::AttendShape& shape = arguments.params.shape;
+  for (std::int64_t index = 0; index < count; ++index) {
+    const kernels::AttendTask& task = arguments.tasks[index];
+    kernels::RowTask rows;
+    rows.batch_count = task.batch_count;
+    const auto add = [&](const auto& view, DType dtype, int width, bool writes) {
+      rows.operands[0] = {view.data, dtype, view.batch_stride, view.row_stride, view.head_stride};
+      add_accesses(rows, 0, writes ? 1 : 0, std::span<const int>(&width, 1), accesses);
+    };
+    rows.row_count = task.q_count;
+    rows.head_count = task.head_count;
+    add(task.q, shape.dtype, shape.head_dim, false);
+    add(task.d_out, shape.dtype, shape.head_dim_v, false);
+    for (const kernels::Rows* view : {&task.lse, &task.delta}) add(*view, DType::float32, 1, false);
+    for (const kernels::Rows* view : {&task.m, &task.l}) add(*view, DType::float32, 1, true);
+    add(task.acc, DType::float32, shape.head_dim_v, true);
+    add(task.dq, DType::float32, shape.head_dim, true);
+    rows.row_count = task.k_count;
+    const std::int64_t last_head = (task.head_first + (task.head_count - 1) * task.head_step) / shape.group;
+    rows.head_count = (last_head - task.kv_head_first) / std::max<std::int64_t>(task.kv_head_step, 1) + 1;
+    add(task.k, shape.dtype, shape.head_dim, false);
+    add(task.v, shape.dtype, shape.head_dim_v, false);
+    add(task.dk, DType::float32, shape.head_dim, true);
+    add(task.dv, DType::float32, shape.head_dim_v, true);
+  }
+  return accesses;
+}
+
 SinkArguments reachable_sinks(SinkArguments arguments) {
   arguments.sinks = on_device(arguments.sinks, "sinks");
   arguments.gradient = on_device(arguments.gradient, "the gradient of sinks");
@@ -76,9 +121,50 @@ SinkArguments reachable_sinks(SinkArguments arguments) {
   return arguments;
 }
 
+// Pinned host memory of all emulated devices of the process.
+class PinnedMemory {
+ public:
+  static PinnedMemory& instance() {
+    static PinnedMemory memory;
+    return memory;
+  }
+  void add(const std::byte* data, std::int64_t bytes) {
+    const std::lock_guard lock(mutex_);
+    blocks_[data] = bytes;
+  }
+  void remove(const std::byte* data) {
+    const std::lock_guard lock(mutex_);
+    blocks_.erase(data);
+  }
+  bool holds(const void* data) {
+    const std::lock_guard lock(mutex_);
+    const auto* const address = static_cast<const std::byte*>(data);
+    const auto after = blocks_.upper_bound(address);
+    if (after == blocks_.begin()) return false;
+    const auto& [begin, bytes] = *std::prev(after);
+    return address < begin + bytes;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::map<const std::byte*, std::int64_t> blocks_;
+};
+
 class EmulatedRuntime final : public Runtime {
  public:
-  EmulatedRuntime(std::uint64_t seed, EmulatedCapture* capture) : capture_(capture), queue_(make_fake_device_queue(seed)) {}
+  EmulatedRuntime(std::uint64_t seed, EmulatedCapture* capture)
+      : capture_(capture), seed_(seed), queue_(make_fake_device_queue(seed)) {}
+
+  ~EmulatedRuntime() override { EmulatedRuntime::finish(); }  // one stream may wait for the other
+  void finish() noexcept override {
+    for (Queue* queue : {queue_.get(), copies_.get()}) {
+      try {
+        if (queue != nullptr) queue->wait(queue->record(), [] {});
+      } catch (const Error&) {
+        continue;  // a failed stream runs nothing more
+      }
+    }
+  }
 
   std::string name() const override { return "cuda-emulated"; }
   bool holds(const void* data) const override { return is_tagged(data); }
@@ -105,29 +191,72 @@ class EmulatedRuntime final : public Runtime {
   std::byte* allocate_host(std::int64_t bytes) override {
     auto* data = static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{256}));
     if (capture_ != nullptr) count(data, bytes, capture_->host);
+    PinnedMemory::instance().add(data, bytes);
     return data;
   }
   void release_host(std::byte* data) noexcept override {
     if (capture_ != nullptr) uncount(data, capture_->host);
+    PinnedMemory::instance().remove(data);
     ::operator delete(data, std::align_val_t{256});
   }
   void copy(void* to, const void* from, std::int64_t bytes) override {
-    enqueue([to = reachable(to), from = reachable(from), bytes] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); });
+    enqueue([to = reachable(to), from = reachable(from), bytes] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); },
+            accesses_of(to, from, bytes));
+  }
+
+  bool holds_pinned(const void* data) const override { return PinnedMemory::instance().holds(data); }
+  void copies_wait() override {
+    if (is_capturing()) return;
+    if (copies_ == nullptr) copies_ = make_fake_device_queue(seed_ + 1);
+    order_streams(StreamOrder::kCompute, *queue_, StreamOrder::kCopies, *copies_);
+  }
+  void copy_beside(const BlockCopy& block) override {
+    const auto span = [&](std::int64_t pitch) { return (block.height - 1) * pitch + block.width; };
+    if (is_tagged(block.to) == is_tagged(block.from)) throw std::logic_error("a copy beside is between host and device");
+    if (!holds_pinned(is_tagged(block.to) ? block.from : block.to))
+      throw std::logic_error("a copy beside is of pageable memory");
+    std::vector<Access> accesses = accesses_of(block.to, block.from, 0);
+    accesses[0].end = accesses[0].begin + static_cast<std::uintptr_t>(span(block.to_pitch));
+    accesses[1].end = accesses[1].begin + static_cast<std::uintptr_t>(span(block.from_pitch));
+    const auto work = [block] {
+      auto* const to = static_cast<std::byte*>(reachable(block.to));
+      const auto* const from = static_cast<const std::byte*>(reachable(block.from));
+      for (std::int64_t run = 0; run < block.height; ++run) {
+        std::memcpy(to + run * block.to_pitch, from + run * block.from_pitch, static_cast<std::size_t>(block.width));
+      }
+    };
+    if (is_capturing()) return capture_->work.push_back(work);
+    const StreamOrder::Point point = order_.issue(StreamOrder::kCopies);
+    launch(*copies_, [this, point, work, accesses = std::move(accesses)] {
+      order_.note(point, accesses);
+      work();
+    });
+  }
+  void wait_for_copies() override {
+    if (is_capturing()) return;
+    order_streams(StreamOrder::kCopies, *copies_, StreamOrder::kCompute, *queue_);
   }
 
   void attend(const AttendArguments& arguments, std::int64_t blocks) override {
-    enqueue([this, arguments, blocks] {
-      with_reachable(arguments, [&](const AttendArguments& own) { emulate_attend(own, blocks, pool_, [] {}); });
+    enqueue_tasks([this, arguments, blocks](const auto& note) {
+      with_reachable(arguments, [&](const AttendArguments& own, std::int64_t tasks) {
+        note(attend_accesses(own, tasks));
+        emulate_attend(own, blocks, pool_, [] {});
+      });
     });
   }
   void gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks) override {
-    enqueue([this, gradient, arguments, blocks] {
-      with_reachable(arguments, [&](const AttendArguments& own) { emulate_gradient(gradient, own, blocks, pool_, [] {}); });
+    enqueue_tasks([this, gradient, arguments, blocks](const auto& note) {
+      with_reachable(arguments, [&](const AttendArguments& own, std::int64_t tasks) {
+        note(attend_accesses(own, tasks));
+        emulate_gradient(gradient, own, blocks, pool_, [] {});
+      });
     });
   }
   void rows(const RowArguments& arguments, std::int64_t blocks) override {
-    enqueue([arguments, blocks] {
+    enqueue_tasks([arguments, blocks](const auto& note) {
       const std::vector<kernels::RowTask> tasks = reachable_tasks(arguments.tasks, arguments.task_count);
+      note(row_accesses(tasks, operands_of(arguments.op, arguments.width)));
       RowArguments own = arguments;
       own.tasks = tasks.data();
       own.first_blocks = on_device(arguments.first_blocks, "first_blocks");
@@ -136,15 +265,16 @@ class EmulatedRuntime final : public Runtime {
     });
   }
   void sink_gradient(const SinkArguments& arguments) override {
-    enqueue([arguments] {
+    enqueue_tasks([arguments](const auto& note) {
       const std::vector<kernels::RowTask> tasks = reachable_tasks(arguments.tasks, arguments.task_count);
+      note(row_accesses(tasks, {{1, 1}, 0}));
       SinkArguments own = reachable_sinks(arguments);
       own.tasks = tasks.data();
       emulate_sink_gradient(own);
     });
   }
   void sum_sinks(const SinkArguments& arguments) override {
-    enqueue([arguments] { emulate_sum_sinks(reachable_sinks(arguments)); });
+    enqueue_plain([arguments] { emulate_sum_sinks(reachable_sinks(arguments)); });
   }
 
   Event record() override {
@@ -178,13 +308,39 @@ class EmulatedRuntime final : public Runtime {
     if (is_capturing()) throw DeviceError(fmt::format("an event is {} while cuda-emulated captures", what));
   }
 
-  void enqueue(std::function<void()> work) {
+  // What is enqueued on `later` from now on runs after what is on `earlier` now.
+  void order_streams(StreamOrder::Stream earlier, Queue& from, StreamOrder::Stream later, Queue& to) {
+    order_.start();
+    if (capture_ != nullptr && capture_->events++ == capture_->forgotten_event) return;
+    const std::uint64_t known = order_.signal(earlier, later);
+    launch(to, [this, &from, event = from.record(), earlier, known] {
+      from.wait(event, [] {});
+      order_.forget(earlier, known);
+    });
+  }
+
+  // Work whose operands are known only when it runs, because they are in a list of tasks.
+  template <typename Work>
+  void enqueue_tasks(Work work) {
+    const StreamOrder::Point point = order_.issue(StreamOrder::kCompute);
+    enqueue_plain([this, point, work] { work([&](const std::vector<Access>& accesses) { order_.note(point, accesses); }); });
+  }
+  void enqueue(const std::function<void()>& work, std::vector<Access> accesses) {
+    enqueue_tasks([work, accesses = std::move(accesses)](const auto& note) {
+      note(accesses);
+      work();
+    });
+  }
+  void enqueue_plain(std::function<void()> work) {
     if (is_capturing()) return capture_->work.push_back(std::move(work));
-    queue_->launch({[](void* argument) {
-                      const std::unique_ptr<std::function<void()>> own(static_cast<std::function<void()>*>(argument));
-                      (*own)();
-                    },
-                    new std::function<void()>(std::move(work))});
+    launch(*queue_, std::move(work));
+  }
+  static void launch(Queue& queue, std::function<void()> work) {
+    queue.launch({[](void* argument) {
+                    const std::unique_ptr<std::function<void()>> own(static_cast<std::function<void()>*>(argument));
+                    (*own)();
+                  },
+                  new std::function<void()>(std::move(work))});
   }
 
   template <typename Run>
@@ -194,13 +350,16 @@ class EmulatedRuntime final : public Runtime {
     own.tasks = tasks.data();
     own.groups = on_device(arguments.groups, "groups");
     own.params.alibi_slopes = on_device(arguments.params.alibi_slopes, "alibi_slopes");
-    run(own);
+    run(own, static_cast<std::int64_t>(tasks.size()));
   }
 
   ThreadPool pool_{1};
   EmulatedCapture* capture_;
   std::map<const std::byte*, std::int64_t> allocated_;  // while someone counts
+  std::uint64_t seed_;
+  StreamOrder order_;
   std::unique_ptr<Queue> queue_;
+  std::unique_ptr<Queue> copies_;  // made when it is first used
   EmulatedStream stream_{
       [](void* queue, void (*function)(void*), void* argument) { static_cast<Queue*>(queue)->launch({function, argument}); },
       queue_.get()};

@@ -20,35 +20,25 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + internal::kTaskListAlignment - 1) / internal::kTaskListAlignment * internal::kTaskListAlignment;
 }
 
-// Operands of a row launch: elements per row of each, and which are written.
-struct RowShape {
-  RowOp op;
-  std::vector<int> widths;
-  unsigned written;
-};
-
-RowShape shape_of(const internal::Launch& launch) {
+RowOp op_of(internal::LaunchKind kind) {
   using internal::LaunchKind;
-  const int width = launch.width;
-  switch (launch.kind) {
+  switch (kind) {
     case LaunchKind::fill:
-      return {RowOp::fill, {width}, 0b1};
+      return RowOp::fill;
     case LaunchKind::copy:
-      return {RowOp::copy, {width, width}, 0b10};
+      return RowOp::copy;
     case LaunchKind::add:
-      return {RowOp::add, {width, width}, 0b10};
+      return RowOp::add;
     case LaunchKind::merge:
-      return {RowOp::merge, {width, 1, 1, 1, width}, 0b11100};
+      return RowOp::merge;
     case LaunchKind::merge_states:
-      return {RowOp::merge_states, {1, 1, width, 1, 1, width}, 0b111000};
+      return RowOp::merge_states;
     case LaunchKind::finalize:
-      return {RowOp::finalize, {1, 1, width, width, 1, width}, 0b111000};
-    case LaunchKind::delta:
-      return {RowOp::delta, {width, width, 1, 1}, 0b100};
+      return RowOp::finalize;
     default:
-      RINGSPAN_CHECK(false);
+      RINGSPAN_CHECK(kind == LaunchKind::delta);
+      return RowOp::delta;
   }
-  return {};
 }
 
 }  // namespace
@@ -92,6 +82,36 @@ void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward
   if (needed > runtime_->shared_bytes_per_block()) {
     throw Unsupported(fmt::format("{} gives a block {} bytes of shared memory, but {} with head_dim {} needs {}", name(),
                                   runtime_->shared_bytes_per_block(), to_string(shape.dtype), shape.head_dim, needed));
+  }
+}
+
+// As few blocks as the strides allow: rows of all heads where heads lie side by side, and one run where rows do.
+void GpuDevice::copy_rows(std::span<const kernels::RowTask> tasks, int width) {
+  for (const kernels::RowTask& task : tasks) {
+    const kernels::Operand& from = task.operands[0];
+    const kernels::Operand& to = task.operands[1];
+    if (from.data == nullptr || task.batch_count * task.row_count * task.head_count == 0) continue;
+    const std::int64_t size = size_of(from.dtype);
+    const bool dense = task.head_count == 1 || (from.head_stride == width && to.head_stride == width);
+    const std::int64_t run = (dense ? task.head_count : 1) * width * size;
+    const auto copy_block = [&](std::int64_t batch, std::int64_t head, std::int64_t row, std::int64_t rows) {
+      const auto at = [&](const kernels::Operand& operand) {
+        const std::int64_t element = batch * operand.batch_stride + head * operand.head_stride + row * operand.row_stride;
+        return static_cast<std::byte*>(operand.data) + element * size;
+      };
+      BlockCopy block{at(to), at(from), run, rows, to.row_stride * size, from.row_stride * size};
+      if (block.to_pitch == run && block.from_pitch == run) block.width *= rows, block.height = 1;
+      runtime_->copy_beside(block);
+    };
+    // Rows that overlap or run backwards (strides of an input) are copied one by one.
+    const bool is_block = std::min(from.row_stride, to.row_stride) * size >= run;
+    for (std::int64_t batch = 0; batch < task.batch_count; ++batch) {
+      for (std::int64_t head = 0; head < (dense ? 1 : task.head_count); ++head) {
+        for (std::int64_t row = 0; row < (is_block ? 1 : task.row_count); ++row) {
+          copy_block(batch, head, row, is_block ? task.row_count : 1);
+        }
+      }
+    }
   }
 }
 
@@ -155,14 +175,17 @@ void GpuDevice::attend_backward(const kernels::AttendParams& params, std::span<c
     for_waves(params, tasks, owner,
               [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->gradient(gradient, arguments, blocks); });
   };
-  pass(Owner::query_gradients, Gradient::dq);
+  if (tasks.empty()) return;
+  if (tasks.front().dq.data != nullptr) pass(Owner::query_gradients, Gradient::dq);
+  if (tasks.front().dk.data == nullptr) return;
   if (fuses_key_gradients(params.shape)) return pass(Owner::key_gradients, Gradient::dk_dv);
   pass(Owner::key_gradients, Gradient::dk);
   pass(Owner::key_gradients, Gradient::dv);
 }
 
 void GpuDevice::rows(const internal::Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) {
-  const RowShape shape = shape_of(launch);
+  const RowOp op = op_of(launch.kind);
+  const RowOperands shape = operands_of(op, launch.width);
   std::vector<Access> accesses;
   for (std::size_t index = 0; index < tasks.size(); ++index) {
     add_accesses(tasks[index], static_cast<std::int64_t>(index), shape.written, shape.widths, accesses);
@@ -182,7 +205,7 @@ void GpuDevice::rows(const internal::Launch& launch, std::span<const kernels::Ro
     }
     if (members.empty()) continue;
     RowArguments arguments;
-    arguments.op = shape.op;
+    arguments.op = op;
     arguments.width = launch.width;
     arguments.value = launch.value;
     arguments.sinks = sinks;

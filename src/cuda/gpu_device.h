@@ -29,6 +29,11 @@ class GpuDevice final : public internal::Device {
   void release_host(std::byte* data) noexcept override { runtime_->release_host(data); }
   void copy(void* to, const void* from, std::int64_t bytes) override { runtime_->copy(to, from, bytes); }
 
+  bool holds_pinned(const void* data) const override { return runtime_->holds_pinned(data); }
+  void begin_copies() override { runtime_->copies_wait(); }
+  void copy_rows(std::span<const kernels::RowTask> tasks, int width) override;
+  void end_copies() override { runtime_->wait_for_copies(); }
+
   void check_supported(const kernels::AttendShape& shape, bool backward) const override;
   void reserve(std::int64_t task_list_bytes) override;
   void begin_pass() override;
@@ -42,6 +47,7 @@ class GpuDevice final : public internal::Device {
   Event record() override { return runtime_->record(); }
   bool is_complete(Event event) override { return runtime_->is_complete(event); }
   void wait(Event event, FunctionRef<void()> progress) override { runtime_->wait(event, progress); }
+  void finish() noexcept override { runtime_->finish(); }
 
  private:
   // Memory that tasks travel through: the same bytes on both sides.

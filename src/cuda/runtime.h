@@ -1,5 +1,5 @@
-// Runtime: what a device does, in order: copies, launches of the kernels of this folder, events. Two of them: CUDA's own, on
-// one stream (device_runtime.cc), and the emulated one, which runs the same block programs on a thread of its own, with memory
+// Runtime: what a device does, in order: copies, launches of the kernels of this folder, events. Two of them: CUDA's own
+// (device_runtime.cc), and the emulated one, which runs the same block programs on a thread of its own, with memory
 // that the host cannot reach by accident (emulated_runtime.cc).
 //
 // Pointers inside arguments and tasks are memory of the device. Errors of the device are thrown as DeviceError.
@@ -16,6 +16,14 @@
 #include "exec/queue.h"
 
 namespace ringspan::cuda {
+
+// `height` runs of `width` bytes each, whose begins are so many bytes apart.
+struct BlockCopy {
+  void* to = nullptr;
+  const void* from = nullptr;
+  std::int64_t width = 0, height = 1;
+  std::int64_t to_pitch = 0, from_pitch = 0;  // at least width, unless height is 1
+};
 
 class Runtime {
  public:
@@ -42,6 +50,14 @@ class Runtime {
   virtual void release_host(std::byte* data) noexcept = 0;
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
 
+  // A second stream, for copies between pinned host memory and the device. The streams wait for each other by events, the host
+  // for neither: after copies_wait() copies see what was enqueued on the first stream, after wait_for_copies() the first stream
+  // sees what was copied.
+  virtual bool holds_pinned(const void* data) const = 0;
+  virtual void copies_wait() = 0;
+  virtual void copy_beside(const BlockCopy& block) = 0;
+  virtual void wait_for_copies() = 0;
+
   virtual void attend(const AttendArguments& arguments, std::int64_t blocks) = 0;
   virtual void gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks) = 0;
   virtual void rows(const RowArguments& arguments, std::int64_t blocks) = 0;
@@ -51,6 +67,8 @@ class Runtime {
   virtual Event record() = 0;
   virtual bool is_complete(Event event) = 0;  // by any thread
   virtual void wait(Event event, FunctionRef<void()> progress) = 0;
+  // Returns when nothing runs any more on either stream, whatever came of it.
+  virtual void finish() noexcept = 0;
 };
 
 struct EmulatedCapture;

@@ -166,6 +166,25 @@ std::vector<std::int64_t> waves_of(std::vector<Access> accesses, std::int64_t co
   return waves_of_edges(earlier);
 }
 
+RowOperands operands_of(RowOp op, int width) {
+  switch (op) {
+    case RowOp::fill:
+      return {{width}, 0b1};
+    case RowOp::copy:
+    case RowOp::add:
+      return {{width, width}, 0b10};
+    case RowOp::merge:
+      return {{width, 1, 1, 1, width}, 0b11100};
+    case RowOp::merge_states:
+      return {{1, 1, width, 1, 1, width}, 0b111000};
+    case RowOp::finalize:
+      return {{1, 1, width, width, 1, width}, 0b111000};
+    case RowOp::delta:
+      return {{width, width, 1, 1}, 0b100};
+  }
+  return {};
+}
+
 void add_accesses(const kernels::RowTask& task, std::int64_t index, unsigned written, std::span<const int> widths,
                   std::vector<Access>& accesses) {
   for (std::size_t operand = 0; operand < widths.size(); ++operand) {

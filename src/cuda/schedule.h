@@ -45,6 +45,13 @@ struct Access {
 // (two accesses overlap, one of them writes).
 std::vector<std::int64_t> waves_of(std::vector<Access> accesses, std::int64_t count);
 
+// Operands of a row operation: elements per row of each, and which are written, a bit per operand.
+struct RowOperands {
+  std::vector<int> widths;
+  unsigned written = 0;
+};
+RowOperands operands_of(RowOp op, int width);
+
 // The rows of each operand of a task, as bytes; `written` has a bit per operand, `widths` elements per row of each.
 void add_accesses(const kernels::RowTask& task, std::int64_t index, unsigned written, std::span<const int> widths,
                   std::vector<Access>& accesses);

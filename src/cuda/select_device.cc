@@ -49,10 +49,12 @@ std::vector<std::string> device_report() {
 struct DeviceBuffer::Impl {
   std::unique_ptr<cuda::Runtime> runtime;
   std::int64_t bytes = 0;
+  Place place = Place::device;
   std::byte* data = nullptr;
 
   ~Impl() {
-    if (data != nullptr) runtime->release(data);
+    if (data == nullptr) return;
+    place == Place::device ? runtime->release(data) : runtime->release_host(data);
   }
   void copy(void* to, const void* from, std::int64_t count, std::int64_t offset) const {
     if (offset < 0 || count < 0 || offset + count > bytes) {
@@ -63,12 +65,14 @@ struct DeviceBuffer::Impl {
   }
 };
 
-DeviceBuffer::DeviceBuffer(std::string_view device, std::int64_t bytes) : impl_(std::make_unique<Impl>()) {
+DeviceBuffer::DeviceBuffer(std::string_view device, std::int64_t bytes, Place place) : impl_(std::make_unique<Impl>()) {
   if (bytes < 0) throw InvalidArgument(fmt::format("bytes ({}) must not be negative", bytes));
   impl_->runtime = cuda::make_runtime(device, nullptr, 1);
   if (impl_->runtime == nullptr) throw InvalidArgument("a device buffer is for devices other than the cpu");
   impl_->bytes = bytes;
-  if (bytes > 0) impl_->data = impl_->runtime->allocate(bytes);
+  impl_->place = place;
+  if (bytes == 0) return;
+  impl_->data = place == Place::device ? impl_->runtime->allocate(bytes) : impl_->runtime->allocate_host(bytes);
 }
 DeviceBuffer::~DeviceBuffer() = default;
 DeviceBuffer::DeviceBuffer(DeviceBuffer&&) noexcept = default;

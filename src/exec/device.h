@@ -34,6 +34,14 @@ class Device {
   virtual void release_host(std::byte* data) noexcept = 0;
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
 
+  // Copies beside the launches, between pinned host memory of the caller and the device: after begin_copies() they see what was
+  // enqueued before it; what is enqueued after end_copies() sees them. In between, launches and copies run side by side. None
+  // of this waits. A task is {source, destination}, `width` elements per row; without a source nothing is copied.
+  virtual bool holds_pinned(const void* data) const = 0;
+  virtual void begin_copies() = 0;
+  virtual void copy_rows(std::span<const kernels::RowTask> tasks, int width) = 0;
+  virtual void end_copies() = 0;
+
   // Throws Unsupported unless attend and, with `backward`, attend_backward can do the shape.
   virtual void check_supported(const kernels::AttendShape& shape, bool backward) const = 0;
   // Sets storage aside for the tasks of passes: blocks of so many bytes, see plan/device_memory.h.
@@ -41,6 +49,7 @@ class Device {
   virtual void begin_pass() = 0;
 
   virtual void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;
+  // dq may be null in all tasks, or dk and dv: then only the others are computed.
   virtual void attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;
   // fill, copy, add, merge, merge_states, finalize or delta; sinks: of finalize, or nullptr.
   virtual void rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) = 0;
@@ -52,6 +61,8 @@ class Device {
   virtual Event record() = 0;
   virtual bool is_complete(Event event) = 0;
   virtual void wait(Event event, FunctionRef<void()> progress) = 0;
+  // Returns when launches and copies have ended, or failed: nothing uses any memory any more.
+  virtual void finish() noexcept = 0;
 };
 
 }  // namespace ringspan::internal

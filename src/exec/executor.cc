@@ -105,12 +105,7 @@ Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOp
 }
 
 Executor::~Executor() {
-  if (device_ == nullptr) return;
-  try {
-    device_->wait(device_->record(), [] {});  // nothing may still use what is given back
-  } catch (...) {
-    return;  // a failed device runs nothing more
-  }
+  if (device_ != nullptr) device_->finish();  // nothing may still use what is given back
 }
 
 // Refuses what only the CPU has, and sets aside what passes need besides the arena.
@@ -133,7 +128,14 @@ void Executor::check_space() const {
   for (int index = 0; index < kCallerTensors; ++index) {
     const auto kind = static_cast<TensorKind>(index);
     const TensorShape shape = shape_of(*plan_, kind);
-    if (shape.batch * shape.rows * shape.heads > 0) check(bindings_[kind].data, to_string(kind));
+    const void* const data = bindings_[kind].data;
+    if (shape.batch * shape.rows * shape.heads == 0 || data == nullptr) continue;
+    if (!plan_->options.host_tensors) {
+      check(data, to_string(kind));
+    } else if (!device_->holds_pinned(data)) {
+      throw InvalidArgument(fmt::format("{}.data ({}) is not pinned host memory, where tensors of a plan with host_tensors lie",
+                                        to_string(kind), fmt::ptr(data)));
+    }
   }
   check(bindings_.alibi_slopes, "alibi_slopes");
   check(bindings_.sinks, "sinks");
@@ -157,7 +159,7 @@ void Executor::prepare(Pass pass) {
   for (const Stage& stage : program.stages) {
     std::size_t rows = 0;
     std::size_t attends = 0;
-    for (const auto* launches : {&stage.before, &stage.compute}) {
+    for (const auto* launches : {&stage.before, &stage.copies, &stage.compute}) {
       for (const Launch& launch : *launches) {
         (is_attend(launch.kind) ? attends : rows) +=
             launch.kind == LaunchKind::sum_sinks ? 0 : static_cast<std::size_t>(launch.count);
@@ -310,6 +312,7 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   if (mirror_) copy_messages(stage, true);
   if (device_ != nullptr ? !stage.rounds.empty() : !stage.before.empty()) drain();
   const auto prepared = Clock::now();
+  if (!stage.copies.empty()) begin_copies(stage);
   post(stage);
   if (!options_.overlap) wait_for_messages();
   const auto posted = Clock::now();
@@ -319,6 +322,7 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   const bool communicates = !requests_.empty();
   if (options_.overlap) wait_for_messages();
   if (mirror_) copy_messages(stage, false);
+  if (!stage.copies.empty()) device_->end_copies();
   const auto end = Clock::now();
   if (!stage.before.empty()) trace_.add(Trace::Lane::compute, index, begin, prepared);
   if (!stage.compute.empty()) trace_.add(Trace::Lane::compute, index, posted, computed);
@@ -355,6 +359,18 @@ void Executor::copy_messages(const Stage& stage, bool send) {
       std::byte* const on_host = mirror_->at(transfer.offset);
       device_->copy(send ? on_host : on_device, send ? on_device : on_host, transfer.bytes);
     }
+  }
+}
+
+// Between the caller's tensors on the host and the arena, while the stage computes.
+void Executor::begin_copies(const Stage& stage) {
+  device_->begin_copies();
+  for (const Launch& launch : stage.copies) {
+    const std::size_t first = row_tasks_.size();
+    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+      row_tasks_.push_back(resolve_row(memory_, launch.kind, memory_.program->row_items[static_cast<std::size_t>(index)]));
+    }
+    device_->copy_rows({row_tasks_.data() + first, static_cast<std::size_t>(launch.count)}, launch.width);
   }
 }
 
@@ -404,9 +420,9 @@ void Executor::drain() {
 
 // The peers learn of it first; then nothing of ours may touch the caller's tensors any more.
 void Executor::fail(const char* what) noexcept {
+  communicator_.abort(what);
+  if (device_ != nullptr) return device_->finish();
   try {
-    communicator_.abort(what);
-    if (device_ != nullptr) return device_->wait(device_->record(), [] {});
     queue_->wait(queue_->record(), [] {});
   } catch (...) {
     return;  // the first error is the one to report; a failed device runs nothing more

@@ -10,7 +10,8 @@
 // With a Device the arena and the caller's tensors are memory of that device and nothing here touches them: launches and copies
 // go to the device in order. Messages lie in the arena where the communicator takes memory of the device
 // (PlanOptions::device_messages), else pass through host memory (message_mirror.h). The host waits for the device before
-// it posts messages, never at the end of a pass: what a pass computed is complete for what the caller enqueues behind it.
+// it posts messages, never at the end of a pass: what a pass computed is complete for what the caller enqueues behind it. With
+// PlanOptions::host_tensors the caller's tensors are pinned host memory, and only the copies of the plan touch them.
 //
 // Cost: everything is allocated by the constructor; forward() and backward() allocate nothing of ours unless they throw.
 // Thread safety: one thread at a time; the caller's tensors and the arena are ours until the call returns.
@@ -103,6 +104,7 @@ class Executor {
   void enqueue(const Launch& launch);
   void drain();
   void launch_on_device(const Launch& launch, std::size_t first);
+  void begin_copies(const Stage& stage);
   void copy_messages(const Stage& stage, bool send);
   void fail(const char* what) noexcept;
 

@@ -164,8 +164,13 @@ class Checker {
     }
     for (const Stage& stage : program_.stages) {
       for (const Launch& launch : stage.before) check(launch);
+      for (const Launch& launch : stage.copies) check_copies(launch);
       for (const Round& round : stage.rounds) check(round);
       for (const Launch& launch : stage.compute) check(launch);
+      if (!plan_.options.host_tensors) continue;
+      for (const auto* launches : {&stage.before, &stage.compute}) {
+        for (const Launch& launch : *launches) check_on_device(launch);
+      }
     }
   }
 
@@ -174,6 +179,31 @@ class Checker {
     for (const Transfer& transfer : round.transfers) {
       RINGSPAN_CHECK(transfer.peer >= 0 && transfer.peer < plan_.problem.ranks && transfer.peer != plan_.rank);
       RINGSPAN_CHECK(transfer.bytes > 0 && transfer.offset >= 0 && transfer.offset + transfer.bytes <= program_.arena_bytes);
+    }
+  }
+
+  // Kernels do not reach the caller's tensors on the host.
+  void check_on_device(const Launch& launch) const {
+    const auto is_there = [&](const RowRef& ref) { return ref.view < 0 || view_of(ref).in_arena; };
+    const bool attend = launch.kind == LaunchKind::attend || launch.kind == LaunchKind::attend_backward;
+    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+      const auto at = static_cast<std::size_t>(index);
+      RINGSPAN_CHECK(attend ? std::all_of(std::begin(program_.attend_items[at].operands),
+                                          std::end(program_.attend_items[at].operands), is_there)
+                            : std::all_of(std::begin(program_.row_items[at].operands),
+                                          std::end(program_.row_items[at].operands), is_there));
+    }
+  }
+
+  // One side is the caller's on the host, the other in the arena.
+  void check_copies(const Launch& launch) const {
+    check(launch);
+    RINGSPAN_CHECK(plan_.options.host_tensors && launch.kind == LaunchKind::copy);
+    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+      const RowItem& item = program_.row_items[static_cast<std::size_t>(index)];
+      const View& source = view_of(item.operands[0]);
+      const View& target = view_of(item.operands[1]);
+      RINGSPAN_CHECK(source.in_arena != target.in_arena && source.dtype == target.dtype);
     }
   }
 
@@ -224,6 +254,7 @@ class Checker {
     RINGSPAN_CHECK(slice.batch_count > 0 && !slice.heads.empty() && !slice.q.empty() && !slice.k.empty());
     const Progression kv = kv_heads_of(slice.heads, plan_.problem.group());
     for (int index = 0; index < operand_count(kind); ++index) {
+      if (index >= kDq && item.operands[index].view < 0 && plan_.options.host_tensors) continue;  // dq, or dk and dv, only
       const bool key = index == kK || index == kV || index == kDk || index == kDv;
       const View& view = view_of(item.operands[index]);
       const bool value = index == kV || index == kDv || (kind == LaunchKind::attend ? index == kAcc : index == kDOut);

@@ -245,7 +245,8 @@ Program ProgramBuilder::finish() {
         t.offset = offset_of(region) + relative;
       }
     }
-    if (!stage.before.empty() || !stage.rounds.empty() || !stage.compute.empty()) program_.stages.push_back(std::move(stage));
+    const bool acts = !stage.before.empty() || !stage.copies.empty() || !stage.rounds.empty() || !stage.compute.empty();
+    if (acts) program_.stages.push_back(std::move(stage));
   }
   return std::move(program_);
 }

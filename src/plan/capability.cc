@@ -7,10 +7,41 @@
 #include "plan/strategy.h"
 
 namespace ringspan::internal {
+namespace {
+
+bool is_torchscale(const Problem& problem) {
+  return problem.pattern.dilated && problem.pattern.dilated->dialect == Dialect::torchscale;
+}
+
+std::string host_tensors_reason(const Problem& problem, const PlanOptions& options) {
+  if (options.device == DeviceKind::cpu) {
+    return "host_tensors stream through the memory of a device, but this rank computes on the CPU, which reads them where they "
+           "are";
+  }
+  if (problem.ranks > 1) {
+    return fmt::format("host_tensors are for one rank, not for {}: shard the tensors over devices that hold their share",
+                       problem.ranks);
+  }
+  if (options.strategy != Strategy::local) {
+    return fmt::format("host_tensors are for one rank: strategy ({}) must be auto or local", to_string(options.strategy));
+  }
+  if (is_torchscale(problem)) {
+    return "host_tensors do not know the torchscale dialect, which keeps o of every branch on the device; use @longnet";
+  }
+  if (options.backward && options.keep_o_float32 && problem.dtype != DType::float32) {
+    return fmt::format(
+        "keep_o_float32 keeps all of o on the device, but with host_tensors o ({}) lies on the host; set "
+        "keep_o_float32 = false, which computes delta from the rounded o",
+        to_string(problem.dtype));
+  }
+  return {};
+}
+
+}  // namespace
 
 std::string unsupported_reason(const Problem& problem, const PlanOptions& options) {
   const StrategyRow& row = strategy_row(options.strategy);
-  if (options.bucket_rows > 0 && !row.buckets) {
+  if (options.bucket_rows > 0 && !row.buckets && !options.host_tensors) {
     return fmt::format(
         "strategy {} moves everything at once: bucket_rows ({}) must be none or auto; use exchange, ring or pass-q", row.name,
         options.bucket_rows);
@@ -32,8 +63,8 @@ std::string unsupported_reason(const Problem& problem, const PlanOptions& option
                          tile.queries, tile.keys, to_string(options.device));
     }
   }
-  const bool torchscale = problem.pattern.dilated && problem.pattern.dilated->dialect == Dialect::torchscale;
-  if (torchscale && problem.sinks && options.backward) {
+  if (options.host_tensors) return host_tensors_reason(problem, options);
+  if (is_torchscale(problem) && problem.sinks && options.backward) {
     return "the gradient of sinks is not defined in the torchscale dialect, whose merge weights are detached; use @longnet";
   }
   return {};

@@ -19,11 +19,17 @@ constexpr int kSampledRanks = 16;              // all ranks up to this many, els
 constexpr std::int64_t kAutoBuckets = 32;      // a chunk travels in about this many buckets ...
 constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, unless it was measured
 constexpr std::int64_t kSmallestBucketRows = 16;
+constexpr std::int64_t kAutoPieceRows = 16'384;  // from the host: more than hide their copies, see docs/cuda.md ...
+constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this
 
 void resolve_bucket(Setting& setting) {
   const std::int64_t rows = std::max(setting.largest_chunk(), std::int64_t{1});
   const std::int64_t asked = setting.options.bucket_rows;
-  if (!strategy_row(setting.options.strategy).buckets || asked != PlanOptions::kBucketAuto) {
+  if (setting.options.host_tensors && asked == PlanOptions::kBucketAuto) {
+    setting.bucket_rows = std::min(rows, std::max(kAutoPieceRows, (rows + kAutoPieces - 1) / kAutoPieces));
+    return;
+  }
+  if (!setting.has_buckets() || asked != PlanOptions::kBucketAuto) {
     setting.bucket_source = asked == PlanOptions::kBucketAuto ? SizeSource::standard : SizeSource::given;
     setting.bucket_rows = asked > 0 ? std::min(asked, rows) : rows;
     return;
@@ -68,12 +74,11 @@ Outcome fit(Setting& setting) {
   Outcome best = evaluate(setting);
   std::int64_t best_rows = setting.bucket_rows;
   const std::int64_t budget = setting.options.memory_budget;
-  const bool is_free =
-      strategy_row(setting.options.strategy).buckets && setting.options.bucket_rows == PlanOptions::kBucketAuto;
+  const bool is_free = setting.has_buckets() && setting.options.bucket_rows == PlanOptions::kBucketAuto;
   while (is_free && budget > 0 && best.bytes > budget && setting.bucket_rows > kSmallestBucketRows) {
     const std::int64_t larger = setting.bucket_rows;
     setting.bucket_rows = std::max(kSmallestBucketRows, larger / 2);
-    if (setting.last_stage() > kMaxStages) break;
+    if (setting.last_stage() > setting.most_stages()) break;
     const Outcome outcome = evaluate(setting);
     if (outcome.bytes >= best.bytes) continue;
     best = outcome;
@@ -95,6 +100,12 @@ std::vector<PlanOptions> candidate_options(const Problem& problem, const PlanOpt
   if (options.strategy != Strategy::automatic) {
     PlanOptions only = options;
     if (only.strategy == Strategy::local && only.computing_ranks == 0) only.computing_ranks = 1;
+    return {only};
+  }
+  if (options.host_tensors) {  // one rank: there is nothing to choose between
+    PlanOptions only = options;
+    only.strategy = Strategy::local;
+    only.computing_ranks = 1;
     return {only};
   }
   std::vector<PlanOptions> list;
@@ -172,9 +183,9 @@ class Chooser {
     std::string reason = unsupported_reason(*setting_.problem, candidate.options);
     if (!reason.empty()) return reason;
     resolve_bucket(setting_);
-    if (strategy_row(candidate.options.strategy).buckets && setting_.last_stage() > kMaxStages) {
+    if (setting_.has_buckets() && setting_.last_stage() > setting_.most_stages()) {
       return fmt::format("buckets of {} rows on {} ranks make up to {} stages, more than {}; use larger buckets",
-                         setting_.bucket_rows, setting_.ranks(), setting_.last_stage(), kMaxStages);
+                         setting_.bucket_rows, setting_.ranks(), setting_.last_stage(), setting_.most_stages());
     }
     return {};
   }

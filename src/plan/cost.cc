@@ -45,7 +45,9 @@ std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program
   return saturated(computing + bytes * kNanoseconds / cost.bytes_per_second + messages * cost.message_nanoseconds);
 }
 
-std::vector<MemoryLine> caller_memory(const Problem& problem, std::int64_t rows_q, std::int64_t rows_k, Pass pass) {
+std::vector<MemoryLine> caller_memory(const PlanData& data, Pass pass) {
+  const Problem& problem = data.problem;
+  const std::int64_t rows_q = data.shard_q.rows, rows_k = data.shard_k.rows;
   const std::int64_t size = size_of(problem.dtype);
   const std::int64_t q_rows = problem.batch * (problem.replicated_q ? problem.tokens_q : rows_q) * problem.heads;
   const std::int64_t k_rows = problem.batch * rows_k * problem.kv_heads;
@@ -57,6 +59,7 @@ std::vector<MemoryLine> caller_memory(const Problem& problem, std::int64_t rows_
   if (pass == Pass::backward) {
     lines.insert(lines.end(), {{"do", o, false}, {"dq", q, false}, {"dk", k, false}, {"dv", v, false}});
   }
+  for (MemoryLine& line : lines) line.pinned = data.options.host_tensors;
   return lines;
 }
 
@@ -64,7 +67,7 @@ namespace {
 
 std::int64_t caller_bytes(const PlanData& data, Pass pass) {
   std::int64_t bytes = 0;
-  for (const MemoryLine& line : caller_memory(data.problem, data.shard_q.rows, data.shard_k.rows, pass)) bytes += line.bytes;
+  for (const MemoryLine& line : caller_memory(data, pass)) bytes += line.pinned ? 0 : line.bytes;
   return bytes;
 }
 
@@ -81,16 +84,16 @@ std::int64_t peak_bytes(const PlanData& data) {
 
 MemoryLine dominating(const PlanData& data) {
   const Pass pass = data.has_backward ? Pass::backward : Pass::forward;
-  std::vector<MemoryLine> lines = caller_memory(data.problem, data.shard_q.rows, data.shard_k.rows, pass);
+  std::vector<MemoryLine> lines = caller_memory(data, pass);
   const Program& program = data.forward.arena_bytes > data.backward.arena_bytes ? data.forward : data.backward;
   std::array<std::int64_t, 6> bytes{};
   for (const Region& region : program.regions) bytes[static_cast<std::size_t>(region.component)] += region.bytes;
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     lines.push_back({std::string(to_string(static_cast<Component>(i))), bytes[i], true});
   }
-  for (const MemoryLine& line : device_memory(data)) {
-    if (!line.pinned) lines.push_back(line);
-  }
+  const std::vector<MemoryLine> beside = device_memory(data);
+  lines.insert(lines.end(), beside.begin(), beside.end());
+  std::erase_if(lines, [](const MemoryLine& line) { return line.pinned; });
   return *std::max_element(lines.begin(), lines.end(), [](const auto& a, const auto& b) { return a.bytes < b.bytes; });
 }
 

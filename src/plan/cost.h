@@ -17,8 +17,8 @@ std::int64_t nanoseconds_of(Int128 flops, const CostModel& cost);
 // flops / F + received bytes / B + received messages * L, in nanoseconds.
 std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
 
-// The caller's tensors of a rank in a pass.
-std::vector<MemoryLine> caller_memory(const Problem& problem, std::int64_t rows_q, std::int64_t rows_k, Pass pass);
+// The caller's tensors of the plan's rank in a pass.
+std::vector<MemoryLine> caller_memory(const PlanData& data, Pass pass);
 
 // The larger of both passes where the rank computes: the caller's tensors, the arena, and on a device what lies beside it.
 std::int64_t peak_bytes(const PlanData& data);

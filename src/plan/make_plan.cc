@@ -94,6 +94,7 @@ std::uint64_t fingerprint(const Problem& problem, const PlanOptions& options, st
                        problem.sharding_k.to_string()));
   hash.add(fmt::format("{} {} {} {} {}", to_string(options.strategy), options.computing_ranks, bucket_rows, options.backward,
                        options.keep_o_float32));
+  if (options.host_tensors) hash.add("host tensors");
   return hash.value();
 }
 
@@ -111,7 +112,7 @@ PlanData build_plan(const Setting& setting, int rank) {
   for (const bool backward : {false, true}) {
     if (backward && !setting.options.backward) continue;
     PassBuilder pass(setting, rank, backward);
-    row.stage(pass);
+    setting.options.host_tensors ? stage_from_host(pass) : row.stage(pass);
     Program program = pass.finish();
     data.nanoseconds += modelled_nanoseconds(data.problem, program, backward ? Pass::backward : Pass::forward, cost);
     (backward ? data.backward : data.forward) = std::move(program);
@@ -134,7 +135,7 @@ PlanData plan_rank(const Problem& problem, const PlanOptions& options, int rank)
         fmt::format("rank {} needs {} bytes with strategy {}, memory_budget is {}; {} takes most of it ({} bytes)", rank, bytes,
                     to_string(setting.options.strategy), options.memory_budget, most.component, most.bytes));
   }
-  data.options.bucket_rows = strategy_row(setting.options.strategy).buckets ? setting.bucket_rows : PlanOptions::kBucketNone;
+  data.options.bucket_rows = setting.has_buckets() ? setting.bucket_rows : PlanOptions::kBucketNone;
   data.attend = choose_kernel(problem, data.options, Pass::forward);
   if (data.has_backward) data.attend_backward = choose_kernel(problem, data.options, Pass::backward);
   data.rejected = std::move(choice.rejected);

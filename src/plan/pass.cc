@@ -7,6 +7,7 @@ namespace ringspan::internal {
 
 std::int64_t Setting::largest_chunk() const {
   std::int64_t rows = 0;
+  if (options.host_tensors) return std::max(shards_q.front().rows, shards_k.front().rows);
   for (const Shard& shard : options.strategy == Strategy::pass_q ? shards_q : shards_k) rows = std::max(rows, shard.rows);
   return rows;
 }
@@ -14,6 +15,12 @@ std::int64_t Setting::largest_chunk() const {
 // No two neighbouring parts of a cut fit into one bucket, so that there are fewer than twice as many as full ones.
 std::int64_t Setting::last_stage() const {
   const std::int64_t rows = largest_chunk();
+  if (options.host_tensors) {
+    const auto pieces = [&](const Shard& shard) {
+      return std::max<std::int64_t>((shard.rows + bucket_rows - 1) / bucket_rows, 1);
+    };
+    return (options.backward ? 2 : 1) * pieces(shards_q.front()) * pieces(shards_k.front()) + 1;
+  }
   if (ranks() == 1 || rows == 0) return 0;
   return (2 * ((rows + bucket_rows - 1) / bucket_rows) - 1) * (ranks() - 1) + 2;
 }
@@ -112,7 +119,7 @@ std::vector<Entry> PassBuilder::pieces_as_entries(const Shard& shard, int heads)
   return entries;
 }
 
-void PassBuilder::make_own(HeadRange heads) {
+void PassBuilder::make_own_tensors(HeadRange heads) {
   state_heads_ = heads;
   const Shard& shard_q = setting_.shards_q[static_cast<std::size_t>(rank_)];
   const Shard& shard_k = setting_.shards_k[static_cast<std::size_t>(rank_)];
@@ -142,6 +149,10 @@ void PassBuilder::make_own(HeadRange heads) {
     }
     row += entry.box.positions.count;
   }
+}
+
+void PassBuilder::make_own(HeadRange heads) {
+  make_own_tensors(heads);
   make_own_forward(heads);
   if (backward_) make_own_backward();
 }

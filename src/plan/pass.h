@@ -20,8 +20,10 @@ inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 inline Progression heads_progression(int count) { return {0, 1, count}; }
 inline Progression heads_progression(HeadRange heads) { return {heads.begin, 1, heads.end - heads.begin}; }
 
-// The most stages of a streaming strategy: a round's number is at most twice its stage's, and stays below 2^24.
+// The most stages of a streaming strategy: a round's number is at most twice its stage's, and stays below 2^24. From the host a
+// stage is a piece against a piece, and planned one by one: pieces that make more of them are too small to hide their copies.
 inline constexpr std::int64_t kMaxStages = (std::int64_t{1} << 23) - (std::int64_t{1} << 20);
+inline constexpr std::int64_t kMaxHostStages = std::int64_t{1} << 17;
 
 // What is the same for all ranks, made once per plan.
 struct Setting {
@@ -35,10 +37,13 @@ struct Setting {
   int ranks() const { return problem->ranks; }
   // 16-bit training keeps o in float32.
   bool keeps_o_float32() const { return problem->dtype != DType::float32 && options.backward && options.keep_o_float32; }
+  // Whether rows travel in buckets, between ranks or between host and device.
+  bool has_buckets() const { return strategy_row(options.strategy).buckets || options.host_tensors; }
   // Rows of the largest shard of the side that moves.
   std::int64_t largest_chunk() const;
   // The stage in which a streaming strategy ends, the same for every rank, whatever it has to do.
   std::int64_t last_stage() const;
+  std::int64_t most_stages() const { return options.host_tensors ? kMaxHostStages : kMaxStages; }
   // Found when first asked for, then shared by all ranks, passes and bucket sizes.
   const RingRoutes& ring_routes() const;
 
@@ -62,8 +67,24 @@ class PassBuilder {
   // The rank's own rows: all of its queries (keys), with every location that this pass has. States exist for all heads, or
   // only for `heads` where another rank computes the rest and returns finished rows.
   void make_own(HeadRange heads);
+  // The same, with the locations in the caller's tensors only.
+  void make_own_tensors(HeadRange heads);
   const std::vector<Entry>& own_q() const { return own_q_; }
   const std::vector<Entry>& own_k() const { return own_k_; }
+
+  // Rows of padding are those past their batch item's length. They have no key, and no sink either.
+  enum class Which : std::uint8_t { all, real, padding };
+  // One item per entry that has such rows and heads, with where the parts are.
+  std::vector<RowItem> over(std::span<const Entry> entries, std::span<const Part> parts, HeadRange heads,
+                            Which which = Which::all) const;
+  void fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& part, float value, HeadRange heads);
+  // {m, l, acc, o, lse, o in float32} of own rows: state -> result.
+  void finalize_own(std::vector<Launch>& where, std::span<const Entry> entries, std::span<const Part> parts);
+
+  // The gradient of the sinks: its place, what own rows add to it, and the sum over all ranks.
+  RegionId make_sink_gradient();
+  void add_sink_gradient(std::vector<Launch>& where, std::span<const Entry> entries);
+  void sum_sinks(std::int64_t stage);
 
   // Fills, delta: launches that come first.
   void begin(std::int64_t stage);
@@ -106,14 +127,8 @@ class PassBuilder {
   std::vector<Entry> pieces_as_entries(const Shard& shard, int heads) const;
   void make_own_forward(HeadRange heads);
   void make_own_backward();
-  // Padding: rows past their batch item's length. They have no key, and no sink either.
-  enum class Which : std::uint8_t { all, real, padding };
-  std::vector<RowItem> over(std::span<const Entry> entries, std::span<const Part> parts, HeadRange heads,
-                            Which which = Which::all) const;
   std::vector<Box> parts_of(const Box& box, Which which) const;
-  void finalize_own(std::vector<Launch>& where, std::span<const Entry> entries, std::span<const Part> parts);
   void add_items(const Slice& slice, const Entry& query, const Entry& key, std::vector<AttendItem>& items) const;
-  void fill(std::vector<Launch>& where, std::span<const Entry> entries, const Part& part, float value, HeadRange heads);
   void end_forward(std::int64_t stage);
   void end_backward(std::int64_t stage);
   void replicate(std::int64_t stage, std::vector<Part> parts);

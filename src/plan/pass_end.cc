@@ -7,7 +7,6 @@
 
 namespace ringspan::internal {
 
-// {m, l, acc, o, lse, o in float32} of own rows.
 void PassBuilder::finalize_own(std::vector<Launch>& where, std::span<const Entry> entries, std::span<const Part> parts) {
   const float scale = problem().pattern.output_scale();
   const int width = problem().head_dim_v;
@@ -145,19 +144,29 @@ void PassBuilder::replicate(std::int64_t first_stage, std::vector<Part> parts) {
   }
 }
 
-void PassBuilder::sum_sink_gradients(std::int64_t stage_index) {
-  const int ranks = problem().ranks;
-  const std::int64_t row_bytes = std::int64_t{8} * problem().heads;
-  const RegionId region = builder_.region("sink gradient", Component::gradients, row_bytes * ranks);
+RegionId PassBuilder::make_sink_gradient() {
+  const std::int64_t bytes = std::int64_t{8} * problem().heads * problem().ranks;
+  const RegionId region = builder_.region("sink gradient", Component::gradients, bytes);
   builder_.set_sink_gradient(region);
+  return region;
+}
+
+void PassBuilder::add_sink_gradient(std::vector<Launch>& where, std::span<const Entry> entries) {
   const std::vector<Part> parts{part(TensorKind::lse), part(TensorKind::delta)};
-  std::vector<Launch>& compute = builder_.stage(stage_index - 1).compute;
-  const std::vector<RowItem> items = over(own_q_, parts, all_heads(), Which::real);
-  builder_.rows(compute, LaunchKind::sink_gradient, items, 1);
-  builder_.sink_exchange(stage_index, rank_, ranks, region, row_bytes);
+  builder_.rows(where, LaunchKind::sink_gradient, over(entries, parts, all_heads(), Which::real), 1);
+}
+
+void PassBuilder::sum_sinks(std::int64_t stage_index) {
   Launch sum;
   sum.kind = LaunchKind::sum_sinks;
-  builder_.stage(stage_index + 1).compute.push_back(sum);
+  builder_.stage(stage_index).compute.push_back(sum);
+}
+
+void PassBuilder::sum_sink_gradients(std::int64_t stage_index) {
+  const RegionId region = make_sink_gradient();
+  add_sink_gradient(builder_.stage(stage_index - 1).compute, own_q_);
+  builder_.sink_exchange(stage_index, rank_, problem().ranks, region, std::int64_t{8} * problem().heads);
+  sum_sinks(stage_index + 1);
 }
 
 Program PassBuilder::finish() {

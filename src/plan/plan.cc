@@ -26,6 +26,15 @@ std::string_view to_string(LaunchKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
+void add_host_bytes(const Program& program, const Launch& launch, Plan::HostBytes* bytes) {
+  for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+    const RowItem& item = program.row_items[static_cast<std::size_t>(index)];
+    const View& source = program.views[static_cast<std::size_t>(item.operands[0].view)];
+    const std::int64_t moved = item.batch_count * item.rows * item.heads.count * launch.width * size_of(source.dtype);
+    (source.in_arena ? bytes->to_host : bytes->to_device) += moved;
+  }
+}
+
 std::string_view to_string(Component component) {
   static constexpr std::array<std::string_view, 6> kNames{"buckets", "staging", "state", "gradients", "saved", "scratch"};
   return kNames[static_cast<std::size_t>(component)];
@@ -81,7 +90,7 @@ std::int64_t Plan::arena_bytes(int rank) const {
 }
 
 std::vector<MemoryLine> Plan::memory(Pass pass) const {
-  std::vector<MemoryLine> lines = internal::caller_memory(data_->problem, data_->shard_q.rows, data_->shard_k.rows, pass);
+  std::vector<MemoryLine> lines = internal::caller_memory(*data_, pass);
   std::array<std::int64_t, 6> bytes{};
   for (const internal::Region& region : program_of(*data_, pass).regions) {
     bytes[static_cast<std::size_t>(region.component)] += region.bytes;
@@ -118,6 +127,15 @@ std::vector<PeerBytes> Plan::traffic(Pass pass) const {
     }
   }
   return peers;
+}
+
+Plan::HostBytes Plan::host_bytes(Pass pass) const {
+  const internal::Program& program = program_of(*data_, pass);
+  HostBytes bytes;
+  for (const internal::Stage& stage : program.stages) {
+    for (const internal::Launch& launch : stage.copies) internal::add_host_bytes(program, launch, &bytes);
+  }
+  return bytes;
 }
 
 double Plan::flops(Pass pass) const {

@@ -2,11 +2,11 @@
 //
 // A program is a list of stages. Executing a stage:
 //   1. run the launches of `before` and wait for everything launched so far;
-//   2. post every round of `rounds` (one Communicator::post each, in order);
-//   3. run the launches of `compute` while the messages move;
-//   4. wait for the launches, then for the requests.
-// So a launch reads what was received in an earlier stage, a send reads what was written in an earlier stage or in `before`,
-// and a buffer is received into only after the stage that last used it has ended.
+//   2. begin `copies`, and post every round of `rounds` (one Communicator::post each, in order);
+//   3. run the launches of `compute` while copies and messages move;
+//   4. wait for the launches, then for copies and requests.
+// So a launch reads what was received (copied) in an earlier stage, a send (copy) reads what was written in an earlier stage or
+// in `before`, and a buffer is received (copied) into only after the stage that last used it has ended.
 #pragma once
 
 #include <cstdint>
@@ -169,6 +169,7 @@ struct Round {
 struct Stage {
   std::string name;
   std::vector<Launch> before;
+  std::vector<Launch> copies;  // between a caller's tensor on the host and the arena on a device; kind copy, one dtype
   std::vector<Round> rounds;
   std::vector<Launch> compute;
 };
@@ -199,6 +200,9 @@ struct Program {
   std::int64_t excess_rows = 0;
   std::int64_t visited_slices = 0;  // by the lowering, while this program was planned (ring routes not counted)
 };
+
+// Of a launch of Stage::copies.
+void add_host_bytes(const Program& program, const Launch& launch, Plan::HostBytes* bytes);
 
 struct PlanData {
   Problem problem;

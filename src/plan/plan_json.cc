@@ -63,7 +63,8 @@ ordered_json options_json(const PlanOptions& o) {
           {"attend_kernel", o.attend_kernel},
           {"attend_backward_kernel", o.attend_backward_kernel},
           {"device", to_string(o.device)},
-          {"device_messages", o.device_messages}};
+          {"device_messages", o.device_messages},
+          {"host_tensors", o.host_tensors}};
 }
 
 ordered_json sizes_json(const internal::PlanData& data) {
@@ -129,6 +130,7 @@ ordered_json stages_json(const Program& program) {
   for (const internal::Stage& stage : program.stages) {
     list.push_back({{"name", stage.name},
                     {"before", launches_json(stage.before)},
+                    {"copies", launches_json(stage.copies)},
                     {"rounds", rounds_json(stage.rounds)},
                     {"compute", launches_json(stage.compute)}});
   }
@@ -160,7 +162,9 @@ ordered_json pass_json(const Plan& plan, Pass pass) {
   for (const internal::Region& r : program.regions) {
     regions.push_back({{"name", r.name}, {"component", to_string(r.component)}, {"offset", r.offset}, {"bytes", r.bytes}});
   }
-  return {{"pairs", to_string(program.pairs)},
+  const Plan::HostBytes host = plan.host_bytes(pass);
+  return {{"host_bytes", {{"to_device", host.to_device}, {"to_host", host.to_host}}},
+          {"pairs", to_string(program.pairs)},
           {"flops", plan.flops(pass)},
           {"memory_bytes", plan.memory_bytes(pass)},
           {"memory", std::move(memory)},

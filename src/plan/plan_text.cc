@@ -69,6 +69,7 @@ void append_strategy(std::string& out, const PlanData& data) {
   if (data.options.strategy == Strategy::local) name += fmt::format(":{}", data.options.computing_ranks);
   if (data.options.bucket_rows > 0) name += fmt::format(", buckets of {} rows", data.options.bucket_rows);
   fmt::format_to(to, "  strategy  {}: {}\n", name, row.summary);
+  if (data.options.host_tensors) out += "            tensors lie on the host and stream through the device\n";
   fmt::format_to(to, "            {} on this rank by the model: {}/s, {}/s received, {} per message\n",
                  human_time(data.nanoseconds), human_flops(static_cast<double>(data.options.cost.flops_per_second)),
                  human_bytes(data.options.cost.bytes_per_second), human_time(data.options.cost.message_nanoseconds));
@@ -132,12 +133,17 @@ std::string describe(const Program& program, const Stage& stage) {
       ++messages[transfer.send ? 0 : 1];
     }
   }
+  Plan::HostBytes copied;
+  for (const Launch& launch : stage.copies) internal::add_host_bytes(program, launch, &copied);
   std::string text;
   const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
   if (!stage.before.empty()) add("first " + launches(program, stage.before));
   if (messages[0] > 0) add(fmt::format("send {} in {}", human_bytes(bytes[0]), messages[0]));
   if (messages[1] > 0) add(fmt::format("receive {} in {}", human_bytes(bytes[1]), messages[1]));
-  if (!stage.compute.empty()) add((messages[0] + messages[1] > 0 ? "meanwhile " : "") + launches(program, stage.compute));
+  if (copied.to_device > 0) add("copy in " + human_bytes(copied.to_device));
+  if (copied.to_host > 0) add("copy out " + human_bytes(copied.to_host));
+  const bool moves = messages[0] + messages[1] > 0 || !stage.copies.empty();
+  if (!stage.compute.empty()) add((moves ? "meanwhile " : "") + launches(program, stage.compute));
   return text;
 }
 
@@ -251,6 +257,10 @@ void append_pass(std::string& out, const Plan& plan, Pass pass) {
                  human_flops(plan.flops(pass)));
   append_memory(out, plan, pass);
   append_traffic(out, plan, pass);
+  if (data.options.host_tensors) {
+    const Plan::HostBytes host = plan.host_bytes(pass);
+    fmt::format_to(to, "    copies  {} from the host, {} to it\n", human_bytes(host.to_device), human_bytes(host.to_host));
+  }
   if (program.excess_rows > 0) {
     fmt::format_to(to, "    excess  {} rows are received that nobody reads: too many pieces to name one by one\n",
                    program.excess_rows);

@@ -41,5 +41,7 @@ void stage_ring(PassBuilder& pass);
 void stage_pass_q(PassBuilder& pass);
 // ... or everything that a rank reads is there before it computes the rest (all-gather, Ulysses, local).
 void stage_gather(PassBuilder& pass);
+// With PlanOptions::host_tensors, whatever the strategy.
+void stage_from_host(PassBuilder& pass);
 
 }  // namespace ringspan::internal

@@ -7,6 +7,7 @@
 
 #include "api_testing/world.h"
 #include "capability_table.h"
+#include "cuda/device_world.h"
 #include "ringspan/error.h"
 
 namespace ringspan::cli {
@@ -21,7 +22,15 @@ testing::Case case_of(const Cell& cell) {
   testing::Case test;
   test.problem = cell.problem;
   test.options = cell.plan;
+  if (test.options.device != DeviceKind::cpu) test.execute.device = "cuda-emulated";
   return test;
+}
+
+std::string judge(const Cell& cell) {
+  const testing::Case test = case_of(cell);
+  if (test.options.device == DeviceKind::cpu) return testing::judge(test);
+  const testing::Whole whole(test);
+  return testing::judge(test, whole, testing::run(test, whole, testing::device_script(test.execute.device)));
 }
 
 class Capabilities : public ::testing::TestWithParam<Strategy> {};
@@ -33,11 +42,11 @@ TEST_P(Capabilities, every_cell_runs_or_is_refused_as_the_table_says) {
     SCOPED_TRACE(name_of(cell));
     if (cell.supported()) {
       ++ran;
-      ASSERT_EQ(testing::judge(case_of(cell)), "");
+      ASSERT_EQ(judge(cell), "");
       continue;
     }
     try {
-      testing::judge(case_of(cell));
+      judge(cell);
       FAIL() << "the table says: " << cell.reason;
     } catch (const Unsupported& error) {
       ASSERT_NE(std::string(error.what()).find(cell.reason), std::string::npos) << error.what();

@@ -21,7 +21,8 @@ using cuda::EmulatedCapture;
 
 constexpr const char* kDevice = "cuda-emulated";
 
-Case make_case(DType dtype, std::uint64_t seed) {
+// With the tensors on the device, or on the host and streamed.
+Case make_case(DType dtype, bool on_host, std::uint64_t seed) {
   Case test;
   Problem& p = test.problem;
   p.tokens_q = p.tokens_k = 40;
@@ -32,6 +33,10 @@ Case make_case(DType dtype, std::uint64_t seed) {
   p.alibi = p.sinks = true;
   p.softcap = 20.0F;
   p.pattern = Pattern::parse("causal");
+  test.execute.device = kDevice;
+  test.options.host_tensors = on_host;
+  if (on_host) test.options.bucket_rows = 12;
+  test.options.keep_o_float32 = !on_host;
   test.seed = seed;
   return test;
 }
@@ -58,9 +63,11 @@ bool is_untouched(const void* data, std::int64_t bytes) {  // RankTensors' outpu
 }
 
 TEST(Capture, WaitsForNothingAndReplaysWhatItCaptured) {
-  for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    const Case test = make_case(dtype, 1);
-    const Case another = make_case(dtype, 2);
+  for (const auto& [dtype, on_host] : {std::pair{DType::float32, false}, std::pair{DType::bfloat16, false},
+                                       std::pair{DType::float32, true}, std::pair{DType::bfloat16, true}}) {
+    SCOPED_TRACE(on_host ? "tensors on the host" : "tensors on the device");
+    const Case test = make_case(dtype, on_host, 1);
+    const Case another = make_case(dtype, on_host, 2);
     const Whole whole(test);
     const auto script = [&](Attention& attention, const RankTensors& rank) {
       const Plan& plan = attention.plan();

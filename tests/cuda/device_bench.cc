@@ -1,8 +1,9 @@
 // Times attention on a device through the public API, checks nothing, and prints one JSON object per line:
 //     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT]
 // Ranks are threads; TRANSPORT is what moves their messages: host (through pinned memory, the default), peer (copies from
-// device to device) or nccl (every rank a GPU of its own). Seconds are the median over REPEATS passes after two that are not
-// counted, of the host's clock around a pass and its end. TFLOP/s count 4 n m h d per visible pair forward and 10 backward.
+// device to device) or nccl (every rank a GPU of its own); or stream: one rank whose tensors lie on the host. Seconds are the
+// median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end. TFLOP/s count 4 n m
+// h d per visible pair forward and 10 backward.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <list>
 #include <random>
+#include <string_view>
 #include <vector>
 
 #include "base/float16.h"
@@ -52,7 +54,9 @@ class Buffers {
   Tensor make(internal::TensorKind kind, bool filled) {
     const internal::TensorShape s = internal::shape_of(plan_, kind);
     const std::int64_t elements = s.batch * s.rows * s.heads * s.width;
-    buffers_.emplace_back(device_, std::max<std::int64_t>(elements * size_of(s.dtype), 1));
+    using Place = DeviceBuffer::Place;
+    buffers_.emplace_back(device_, std::max<std::int64_t>(elements * size_of(s.dtype), 1),
+                          plan_.options.host_tensors ? Place::pinned_host : Place::device);
     if (filled) {
       const std::vector<std::byte> values = random_values(s.dtype, elements, buffers_.size());
       buffers_.back().copy_from_host(values.data(), static_cast<std::int64_t>(values.size()));
@@ -111,10 +115,11 @@ double median(std::vector<double> values) {
 
 int bench(int argc, char** argv) {
   const std::string transport = argc == 13 ? argv[12] : "host";
-  if (argc < 12 || argc > 13 || (transport != "host" && transport != "peer" && transport != "nccl")) {
+  constexpr std::string_view kTransports[] = {"host", "peer", "nccl", "stream"};
+  if (argc < 12 || argc > 13 || std::find(std::begin(kTransports), std::end(kTransports), transport) == std::end(kTransports)) {
     fmt::print(stderr,
                "usage: device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS "
-               "[host|peer|nccl]\n");
+               "[host|peer|nccl|stream]\n");
     return 2;
   }
   Problem p;
@@ -128,6 +133,8 @@ int bench(int argc, char** argv) {
   p.sharding_q = p.sharding_k = Sharding::parse(argv[9]);
   PlanOptions options;
   options.strategy = parse_strategy(argv[10]);
+  options.host_tensors = transport == "stream";
+  options.keep_o_float32 = !options.host_tensors;
   const int repeats = std::max(1, std::atoi(argv[11]));
   Times times;
   std::vector<std::string> devices;
@@ -145,7 +152,9 @@ int bench(int argc, char** argv) {
                    });
   double pairs = 0;
   for (int rank = 0; rank < p.ranks; ++rank) {
-    pairs += static_cast<double>(make_plan(p, options, rank).data().forward.pairs);
+    PlanOptions on_device = options;
+    on_device.device = DeviceKind::cuda;
+    pairs += static_cast<double>(make_plan(p, on_device, rank).data().forward.pairs);
   }
   const double flops = 4.0 * pairs * p.head_dim;
   const double forward = median(times.forward), backward = median(times.backward);

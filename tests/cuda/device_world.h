@@ -13,23 +13,26 @@
 
 namespace ringspan::testing {
 
-// Copies host tensors to the device as they are asked for, and written ones back.
+// Copies host tensors to the device as they are asked for, and written ones back; with PlanOptions::host_tensors to pinned
+// memory instead, but for slopes and sinks.
 class DeviceTensors {
  public:
   DeviceTensors(const std::string& device, const internal::PlanData& plan) : device_(device), plan_(plan) {}
 
   ConstTensor input(internal::TensorKind kind, const ConstTensor& host) {
-    return {place(host.data, span_bytes(kind, host.batch_stride, host.token_stride, host.head_stride), false),
+    return {place(host.data, span_bytes(kind, host.batch_stride, host.token_stride, host.head_stride), false, of_tensors()),
             host.batch_stride, host.token_stride, host.head_stride};
   }
   Tensor output(internal::TensorKind kind, const Tensor& host) {
-    return {place(host.data, span_bytes(kind, host.batch_stride, host.token_stride, host.head_stride), true), host.batch_stride,
-            host.token_stride, host.head_stride};
+    return {place(host.data, span_bytes(kind, host.batch_stride, host.token_stride, host.head_stride), true, of_tensors()),
+            host.batch_stride, host.token_stride, host.head_stride};
   }
   const float* input(const float* host, std::int64_t count) {
-    return reinterpret_cast<const float*>(place(host, count * 4, false));
+    return reinterpret_cast<const float*>(place(host, count * 4, false, DeviceBuffer::Place::device));
   }
-  float* output(float* host, std::int64_t count) { return reinterpret_cast<float*>(place(host, count * 4, true)); }
+  float* output(float* host, std::int64_t count) {
+    return reinterpret_cast<float*>(place(host, count * 4, true, DeviceBuffer::Place::device));
+  }
 
   void copy_in() {
     for (Placed& placed : placed_) placed.buffer.copy_from_host(placed.host, placed.buffer.bytes());
@@ -60,9 +63,12 @@ class DeviceTensors {
     return ((shape.batch - 1) * batch + (shape.rows - 1) * token + (shape.heads - 1) * head + shape.width) *
            size_of(shape.dtype);
   }
-  std::byte* place(const void* host, std::int64_t bytes, bool is_output) {
+  DeviceBuffer::Place of_tensors() const {
+    return plan_.options.host_tensors ? DeviceBuffer::Place::pinned_host : DeviceBuffer::Place::device;
+  }
+  std::byte* place(const void* host, std::int64_t bytes, bool is_output, DeviceBuffer::Place place) {
     if (host == nullptr || bytes == 0) return nullptr;
-    placed_.push_back({DeviceBuffer(device_, bytes), const_cast<void*>(host), is_output});
+    placed_.push_back({DeviceBuffer(device_, bytes, place), const_cast<void*>(host), is_output});
     placed_.back().buffer.copy_from_host(host, bytes);
     return placed_.back().buffer.data();
   }

@@ -64,6 +64,14 @@ const std::vector<Feature>& capability_options() {
       {"striped keys", [](Problem& p, PlanOptions&) { p.sharding_k = Sharding::parse("striped"); }},
       {"buckets of rows", [](Problem&, PlanOptions& o) { o.bucket_rows = 4; }},
       {"no buckets", [](Problem&, PlanOptions& o) { o.bucket_rows = PlanOptions::kBucketNone; }},
+      {"one device, tensors on the host",
+       [](Problem& p, PlanOptions& o) {
+         p.ranks = 1;
+         o.device = DeviceKind::cuda;
+         o.host_tensors = true;
+         o.bucket_rows = 10;
+         o.keep_o_float32 = false;
+       }},
   };
   return features;
 }
