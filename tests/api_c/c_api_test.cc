@@ -8,6 +8,7 @@
 #include <thread>
 #include <vector>
 
+#include "api_c/structs.h"
 #include "ringspan/ringspan.h"
 #include "ringspan/ringspan_c.h"
 
@@ -22,9 +23,7 @@ constexpr int kKvHeads = 2;
 constexpr int kDim = 8;
 
 ringspan_problem make_problem(int ranks) {
-  ringspan_problem problem;
-  std::memset(&problem, 0, sizeof problem);
-  problem.struct_size = sizeof problem;
+  auto problem = make_struct<ringspan_problem>();
   problem.tokens_q = problem.tokens_k = kTokens;
   problem.heads = kHeads;
   problem.kv_heads = kKvHeads;
@@ -69,9 +68,7 @@ void run_c(ringspan_comm* comm, Tensors& t, bool with_plan) {
   ASSERT_EQ(ringspan_comm_rank(comm, &rank), RINGSPAN_OK);
   ASSERT_EQ(ringspan_comm_size(comm, &size), RINGSPAN_OK);
   const ringspan_problem problem = make_problem(size);
-  ringspan_options options;
-  std::memset(&options, 0, sizeof options);
-  options.struct_size = sizeof options;
+  auto options = make_struct<ringspan_options>();
   options.strategy = "ring";
   ringspan_attention* attention = nullptr;
   std::vector<std::byte> memory;
@@ -87,26 +84,17 @@ void run_c(ringspan_comm* comm, Tensors& t, bool with_plan) {
         << ringspan_last_error();
     ringspan_plan_destroy(plan);
   } else {
-    ringspan_execute_options execute = {sizeof execute, 10.0, 1, 0, nullptr, nullptr};
+    ringspan_execute_options execute = {sizeof execute, 60.0, 1, 0, nullptr, nullptr};
     ASSERT_EQ(ringspan_attention_create(&problem, &options, comm, &execute, &attention), RINGSPAN_OK) << ringspan_last_error();
   }
-  ringspan_forward_tensors forward;
-  std::memset(&forward, 0, sizeof forward);
-  forward.struct_size = sizeof forward;
+  auto forward = make_struct<ringspan_forward_tensors>();
   forward.q = rows_of(t.q, kHeads);
   forward.k = rows_of(t.k, kKvHeads);
   forward.v = rows_of(t.v, kKvHeads);
   forward.o = rows_of(t.o, kHeads);
   forward.lse = {t.lse.data(), 0, 1, t.rows};
   ASSERT_EQ(ringspan_attention_forward(attention, &forward), RINGSPAN_OK) << ringspan_last_error();
-  ringspan_backward_tensors backward;
-  std::memset(&backward, 0, sizeof backward);
-  backward.struct_size = sizeof backward;
-  backward.q = forward.q;
-  backward.k = forward.k;
-  backward.v = forward.v;
-  backward.o = forward.o;
-  backward.lse = forward.lse;
+  ringspan_backward_tensors backward = backward_after(forward);
   backward.d_out = rows_of(t.d_out, kHeads);
   backward.dq = rows_of(t.dq, kHeads);
   backward.dk = rows_of(t.dk, kKvHeads);

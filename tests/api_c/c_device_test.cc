@@ -1,5 +1,6 @@
 // The C API on a device: named in the execute options, tensors in buffers of it, errors with the status of a device. The device
 // is the emulated one, whose memory the host cannot touch by accident.
+#include <dlfcn.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -10,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "api_c/structs.h"
+#include "nccl/stand_in.h"
 #include "ringspan/device.h"
 #include "ringspan/ringspan_c.h"
 
@@ -23,9 +26,7 @@ constexpr int kKvHeads = 2;
 constexpr int kDim = 8;
 
 ringspan_problem make_problem(int ranks) {
-  ringspan_problem problem;
-  std::memset(&problem, 0, sizeof problem);
-  problem.struct_size = sizeof problem;
+  auto problem = make_struct<ringspan_problem>();
   problem.tokens_q = problem.tokens_k = kTokens;
   problem.heads = kHeads;
   problem.kv_heads = kKvHeads;
@@ -37,9 +38,7 @@ ringspan_problem make_problem(int ranks) {
 }
 
 ringspan_execute_options on(const char* device) {
-  ringspan_execute_options execute;
-  std::memset(&execute, 0, sizeof execute);
-  execute.struct_size = sizeof execute;
+  auto execute = make_struct<ringspan_execute_options>();
   execute.device = device;
   return execute;
 }
@@ -104,9 +103,7 @@ void run(ringspan_comm* comm, int ranks, Tensors& t, const char* device) {
   const auto rows = [&](std::vector<float>& data, int heads) -> ringspan_tensor {
     return {placed.place(data), 0, std::int64_t{heads} * kDim, kDim};
   };
-  ringspan_forward_tensors forward;
-  std::memset(&forward, 0, sizeof forward);
-  forward.struct_size = sizeof forward;
+  auto forward = make_struct<ringspan_forward_tensors>();
   forward.q = rows(t.q, kHeads);
   forward.k = rows(t.k, kKvHeads);
   forward.v = rows(t.v, kKvHeads);
@@ -114,19 +111,11 @@ void run(ringspan_comm* comm, int ranks, Tensors& t, const char* device) {
   forward.lse = {placed.place(t.lse), 0, 1, static_cast<std::int64_t>(t.lse.size()) / kHeads};
   forward.sinks = placed.place(t.sinks);
   ASSERT_EQ(ringspan_attention_forward(attention, &forward), RINGSPAN_OK) << ringspan_last_error();
-  ringspan_backward_tensors backward;
-  std::memset(&backward, 0, sizeof backward);
-  backward.struct_size = sizeof backward;
-  backward.q = forward.q;
-  backward.k = forward.k;
-  backward.v = forward.v;
-  backward.o = forward.o;
-  backward.lse = forward.lse;
+  ringspan_backward_tensors backward = backward_after(forward);
   backward.d_out = rows(t.d_out, kHeads);
   backward.dq = rows(t.dq, kHeads);
   backward.dk = rows(t.dk, kKvHeads);
   backward.dv = rows(t.dv, kKvHeads);
-  backward.sinks = forward.sinks;
   backward.dsinks = placed.place(t.dsinks);
   // Enqueued behind the forward pass, which nobody waited for.
   ASSERT_EQ(ringspan_attention_backward(attention, &backward), RINGSPAN_OK) << ringspan_last_error();
@@ -151,9 +140,7 @@ std::vector<ringspan_comm*> make_world(int ranks, World world) {
 
 // Collective; gives the rank's host communicator back, which the new one keeps alive.
 ringspan_comm* over_nccl(ringspan_comm* host) {
-  ringspan_nccl_options options;
-  std::memset(&options, 0, sizeof options);
-  options.struct_size = sizeof options;
+  auto options = make_struct<ringspan_nccl_options>();
   options.device = kDevice;
   options.library = STAND_IN;
   ringspan_comm* comm = nullptr;
@@ -207,15 +194,28 @@ TEST(CDevice, ForwardAndBackward) {
   }
 }
 
+// How many messages the stand-in for NCCL has moved in this process.
+std::int64_t nccl_messages() {
+  void* library = ::dlopen(STAND_IN, RTLD_NOW | RTLD_NOLOAD);
+  if (library == nullptr) return 0;
+  const auto count = reinterpret_cast<StandInCountOf*>(::dlsym(library, "stand_in_count"))(kStandInMessages);
+  ::dlclose(library);
+  return count;
+}
+
 // However the messages go, the bits are the same.
 TEST(CDevice, MessagesFromDeviceToDevice) {
   const std::vector<Tensors> expected = run_all(2, kDevice);
   for (const World world : {World::copies, World::nccl}) {
+    const std::int64_t before = nccl_messages();
     const std::vector<Tensors> actual = run_all(2, kDevice, world);
+    EXPECT_EQ(nccl_messages() > before, world == World::nccl);
     for (std::size_t rank = 0; rank < expected.size(); ++rank) {
       EXPECT_EQ(actual[rank].o, expected[rank].o);
+      EXPECT_EQ(actual[rank].lse, expected[rank].lse);
       EXPECT_EQ(actual[rank].dq, expected[rank].dq);
       EXPECT_EQ(actual[rank].dk, expected[rank].dk);
+      EXPECT_EQ(actual[rank].dv, expected[rank].dv);
     }
   }
 }
@@ -259,9 +259,7 @@ TEST(CDevice, ErrorsOfAttentions) {
   Tensors t(kTokens, 0);
   ringspan_attention_destroy(attention);
   ASSERT_EQ(create(on(kDevice)), RINGSPAN_OK) << ringspan_last_error();
-  ringspan_forward_tensors forward;
-  std::memset(&forward, 0, sizeof forward);
-  forward.struct_size = sizeof forward;
+  auto forward = make_struct<ringspan_forward_tensors>();
   forward.q = forward.o = {t.q.data(), 0, kHeads * kDim, kDim};
   forward.k = forward.v = {t.k.data(), 0, kKvHeads * kDim, kDim};
   forward.o.data = t.o.data();
