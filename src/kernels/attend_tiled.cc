@@ -278,7 +278,9 @@ class UnitForward {
   void load(const AttendTask& task, std::int64_t t, std::int64_t heads, std::int64_t row) {
     const std::int64_t b = batch(task);
     RowSource source{query_row(task, t, row), task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim};
-    if (heads > 1) {  // rows are at multiples of nothing but an element
+    if (heads == 1 && s_.index[tile_.rows - 1] - s_.index[0] == tile_.rows - 1) {  // neighbours
+      source.data = query_row(task, t, row + s_.index[0]), source.index = nullptr;
+    } else if (heads > 1) {  // rows are at multiples of nothing but an element
       for (int r = 0; r < tile_.rows; ++r)
         s_.offset[r] = static_cast<std::int32_t>(s_.head[r] * task.q.head_stride + s_.index[r] * task.q.row_stride);
       source.stride = 1, source.index = s_.offset;

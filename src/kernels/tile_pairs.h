@@ -147,10 +147,25 @@ RINGSPAN_INLINE void transpose_words(__m512i (&words)[16]) {
   for (int i = 0; i < 16; ++i) words[i] = _mm512_castps_si512(t[i]);
 }
 
-// 32 elements of a row from e on, as words of each plane; zeros where there are none. `top`: the largest magnitudes of words.
+// Whether rows are words as they lie in memory, 32 at a time and equally far apart: no masks, and no indices to look up.
 template <typename Type>
+RINGSPAN_INLINE bool is_plain(const RowSource& source) {
+  return Type::kPlanes == 1 && source.index == nullptr && source.width % 32 == 0;
+}
+
+// Rows further on that packing asks for: rows that are far apart lie on pages of their own, which processors do not fetch
+// ahead.
+constexpr int kRowsAhead = 16;
+
+// 32 elements of a row from e on, as words of each plane; zeros where there are none. `top`: the largest magnitudes of words.
+// Plain: of rows that are, and are there.
+template <typename Type, bool kPlain>
 RINGSPAN_INLINE void load_wide(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes], __m512i& top) {
-  if constexpr (Type::kPlanes == 1) {
+  if constexpr (kPlain) {
+    const Word* const data = static_cast<const Word*>(source.data) + row * source.stride + e;
+    __builtin_prefetch(data + kRowsAhead * source.stride, 0, 3);
+    words[0] = _mm512_loadu_si512(data);
+  } else if constexpr (Type::kPlanes == 1) {
     const std::int64_t index = source.index == nullptr || row >= source.rows ? row : source.index[row];
     const int count = row < source.rows ? source.width - e : 0;
     const __mmask32 present = count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
@@ -168,50 +183,54 @@ RINGSPAN_INLINE bool within_limit(__m512i top) {
   return _mm512_cmpge_epu16_mask(top, _mm512_set1_epi16(Type::kLimit)) == 0;
 }
 
-// Rows further on that packing asks for: rows that are far apart lie on pages of their own, which processors do not fetch
-// ahead.
-constexpr int kRowsAhead = 16;
-template <typename Type>
-RINGSPAN_INLINE void fetch_row(const RowSource& source, int row) {
-  if (row >= source.rows) return;
-  const std::int64_t index = source.index == nullptr ? row : source.index[row];
-  const auto* data = static_cast<const typename Type::Element*>(source.data) + index * source.stride;
-  for (int e = 0; e < source.width; e += 64 / static_cast<int>(sizeof(*data))) __builtin_prefetch(data + e, 0, 3);
-}
-
 // Rows as rows of a left operand.
+template <typename Type, bool kPlain>
+void pack_left_rows(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source, __m512i& top) {
+  for (int row = 0; row < source.rows; ++row) {
+    for (int e = 0; e < up32(source.width); e += 32) {
+      __m512i planes[Type::kPlanes];
+      load_wide<Type, kPlain>(source, row, e, planes, top);
+      for (int p = 0; p < Type::kPlanes; ++p) _mm512_storeu_si512(out + p * plane + row * stride + e, planes[p]);
+    }
+  }
+}
 template <typename Type>
 bool pack_left(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
   __m512i top = _mm512_setzero_si512();
-  for (int row = 0; row < source.rows; ++row) {
-    fetch_row<Type>(source, row + kRowsAhead);
-    for (int e = 0; e < up32(source.width); e += 32) {
-      __m512i planes[Type::kPlanes];
-      load_wide<Type>(source, row, e, planes, top);
-      for (int p = 0; p < Type::kPlanes; ++p) _mm512_storeu_si512(out + p * plane + row * stride + e, planes[p]);
-    }
+  if (is_plain<Type>(source)) {
+    pack_left_rows<Type, Type::kPlanes == 1>(out, stride, plane, source, top);
+  } else {
+    pack_left_rows<Type, false>(out, stride, plane, source, top);
   }
   return within_limit<Type>(top);
 }
 
-// Rows as columns of a right operand: depth is their width.
+// Rows as columns of a right operand: depth is their width. Here a panel.
+template <typename Type, bool kPlain>
+RINGSPAN_INLINE void pack_right_panel(Word* out, std::int64_t plane, const RowSource& source, int first, __m512i& top) {
+  for (int e = 0; e < up32(source.width); e += 32) {
+    __m512i words[Type::kPlanes][16];
+    for (int r = 0; r < 16; ++r) {
+      __m512i row[Type::kPlanes];
+      load_wide<Type, kPlain>(source, first + r, e, row, top);
+      for (int p = 0; p < Type::kPlanes; ++p) words[p][r] = row[p];
+    }
+    for (int p = 0; p < Type::kPlanes; ++p) {
+      transpose_words(words[p]);
+      for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + p * plane + (e + 2 * i) * kPanelColumns, words[p][i]);
+    }
+    if (source.ahead != nullptr) fetch_lines(source.ahead, source.ahead->burst);
+  }
+}
 template <typename Type>
 bool pack_right_columns(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
+  const bool plain = is_plain<Type>(source);
   __m512i top = _mm512_setzero_si512();
   for (int first = 0; first < up32(source.rows); first += kPanelColumns, out += panel) {
-    for (int r = 0; r < kPanelColumns; ++r) fetch_row<Type>(source, first + kRowsAhead + r);
-    for (int e = 0; e < up32(source.width); e += 32) {
-      __m512i words[Type::kPlanes][16];
-      for (int r = 0; r < 16; ++r) {
-        __m512i row[Type::kPlanes];
-        load_wide<Type>(source, first + r, e, row, top);
-        for (int p = 0; p < Type::kPlanes; ++p) words[p][r] = row[p];
-      }
-      for (int p = 0; p < Type::kPlanes; ++p) {
-        transpose_words(words[p]);
-        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + p * plane + (e + 2 * i) * kPanelColumns, words[p][i]);
-      }
-      if (source.ahead != nullptr) fetch_lines(source.ahead, source.ahead->burst);
+    if (plain && first + kPanelColumns <= source.rows) {
+      pack_right_panel<Type, Type::kPlanes == 1>(out, plane, source, first, top);
+    } else {
+      pack_right_panel<Type, false>(out, plane, source, first, top);
     }
   }
   return within_limit<Type>(top);
@@ -227,25 +246,35 @@ RINGSPAN_INLINE void load_pair(const RowSource& source, int row, int e, __m512i 
     words[p] = _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
 }
 
-// Rows as depths of a right operand. Words are interleaved inside quarters of a register, which are then put in order.
+// Rows as depths of a right operand; here two of them. Words are interleaved inside quarters of a register, which are then put
+// in order.
+template <typename Type, bool kPlain>
+RINGSPAN_INLINE void pack_right_pair(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source, int row,
+                                     __m512i& top) {
+  const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+  for (int e = 0; e < source.width; e += 32) {
+    __m512i even[Type::kPlanes], odd[Type::kPlanes];
+    load_wide<Type, kPlain>(source, row, e, even, top);
+    load_wide<Type, kPlain>(source, row + 1, e, odd, top);
+    for (int p = 0; p < Type::kPlanes; ++p) {
+      const __m512i low = _mm512_unpacklo_epi16(even[p], odd[p]), high = _mm512_unpackhi_epi16(even[p], odd[p]);
+      Word* const to = out + p * plane + e / kPanelColumns * panel + row * kPanelColumns;
+      _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
+      if (kPlain || e + kPanelColumns < source.width)
+        _mm512_storeu_si512(to + panel, _mm512_permutex2var_epi64(low, second, high));
+    }
+  }
+}
 template <typename Type>
 bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
-  const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+  const bool plain = is_plain<Type>(source);
   __m512i top = _mm512_setzero_si512();
   for (int row = 0; row < up32(source.rows); row += 2) {
     if (source.ahead != nullptr && row % 8 == 0) fetch_lines(source.ahead, source.ahead->burst);
-    fetch_row<Type>(source, row + kRowsAhead);
-    fetch_row<Type>(source, row + kRowsAhead + 1);
-    for (int e = 0; e < source.width; e += 32) {
-      __m512i even[Type::kPlanes], odd[Type::kPlanes];
-      load_wide<Type>(source, row, e, even, top);
-      load_wide<Type>(source, row + 1, e, odd, top);
-      for (int p = 0; p < Type::kPlanes; ++p) {
-        const __m512i low = _mm512_unpacklo_epi16(even[p], odd[p]), high = _mm512_unpackhi_epi16(even[p], odd[p]);
-        Word* const to = out + p * plane + e / kPanelColumns * panel + row * kPanelColumns;
-        _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
-        if (e + kPanelColumns < source.width) _mm512_storeu_si512(to + panel, _mm512_permutex2var_epi64(low, second, high));
-      }
+    if (plain && row + 2 <= source.rows) {
+      pack_right_pair<Type, Type::kPlanes == 1>(out, panel, plane, source, row, top);
+    } else {
+      pack_right_pair<Type, false>(out, panel, plane, source, row, top);
     }
   }
   return within_limit<Type>(top);

@@ -10,7 +10,27 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kLinesPerGroup = 32;  // fetched beside 16 keys
+constexpr int kLinesPerGroup = 64;  // fetched beside 32 keys
+
+// Probabilities p[query][key] of 16 queries and 32 keys, of which the first `keys` are there (kWhole: all).
+template <bool kWhole>
+RINGSPAN_INLINE void exponentiate_columns(const float* s, std::int64_t s_stride, int keys, Reg factor, Reg origin, Word* p,
+                                          std::int64_t p_stride, Reg (&sum)[2]) {
+  alignas(64) constexpr Word kSideBySide[32] = {0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+                                                8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31};
+  __m512i t[kWidth];  // words of two keys side by side, for each query
+  for (int i = 0; i < kWidth; ++i) {
+    Reg pair[2];
+    for (int n = 0; n < 2; ++n) {
+      const int key = 2 * i + n;
+      pair[n] = kWhole || key < keys ? exp2_of(Isa::fma(Isa::load(s + key * s_stride), factor, origin)) : Isa::zero();
+      sum[n] += pair[n];
+    }
+    t[i] = _mm512_permutexvar_epi16(_mm512_load_si512(kSideBySide), (__m512i)_mm512_cvtne2ps_pbh(pair[1], pair[0]));
+  }
+  transpose_words(t);
+  for (int query = 0; query < kWidth; ++query) _mm512_storeu_si512(p + query * p_stride, t[query]);
+}
 
 // Scores s[key][query] of at most 16 queries from `row` on become probabilities p[query][key] relative to their new maxima,
 // zero from the last key to the next multiple of 32. shrink: e^(m - m').
@@ -38,15 +58,13 @@ inline void softmax_columns(const ForwardTile& tile, int row, float* s, std::int
   const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
   const Reg exponent = Isa::set1(scale * kLog2e);
   Reg sum[2] = {Isa::zero(), Isa::zero()};
-  for (int first = 0; first < up32(tile.keys); first += kWidth) {
-    Reg t[kWidth];
-    for (int i = 0; i < kWidth; ++i) {
-      t[i] = first + i < tile.keys ? exp2_of(Isa::fma(Isa::load(s + (first + i) * s_stride), exponent, origin)) : Isa::zero();
-      sum[i % 2] += t[i];
+  for (int first = 0; first < tile.keys; first += 2 * kWidth) {
+    if (first + 2 * kWidth <= tile.keys) {
+      exponentiate_columns<true>(s + first * s_stride, s_stride, 2 * kWidth, exponent, origin, p + first, p_stride, sum);
+    } else {
+      exponentiate_columns<false>(s + first * s_stride, s_stride, tile.keys - first, exponent, origin, p + first, p_stride,
+                                  sum);
     }
-    Isa::transpose(t);
-    for (int query = 0; query < kWidth; ++query)
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(p + query * p_stride + first), round_to_words(t[query]));
     if (tile.ahead != nullptr) fetch_lines(tile.ahead, kLinesPerGroup);
   }
   Isa::store(shrink, factor);
