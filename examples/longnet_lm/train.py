@@ -16,6 +16,7 @@ from ringspan.torch import Sharding
 
 RATE, TABLE_RATE, WARM_UP = 2e-3, 2e-2, 2  # of the layers; of the embedding and the head, which see little of each byte
 PARITY_CONTEXT = 4096
+LEAST_STEPS = 10  # of the long training, however slow the machine: fewer may not learn what is to be shown
 
 
 def status(field):
@@ -126,13 +127,14 @@ def length(arguments, text, group, quiet, base):
             dist.broadcast(clock, src=0, group=group)  # all ranks go by the clock of rank 0
         now, since = clock.tolist()
         bar.update(min(now, arguments.seconds) - bar.n)
-        if now >= arguments.seconds and trainer.steps > 0:
+        if now >= arguments.seconds and trainer.steps >= LEAST_STEPS:
             break
         if since > arguments.seconds / 4 and now < 0.9 * arguments.seconds:
             result["held_out"].append((trainer.steps, trainer.evaluate(held_out)))
             evaluated = time.monotonic()
         start = time.monotonic()
-        result["losses"].append(trainer.step(text.window(trainer.steps, arguments.context), now / arguments.seconds))
+        progress = min(now / arguments.seconds, trainer.steps / LEAST_STEPS)
+        result["losses"].append(trainer.step(text.window(trainer.steps, arguments.context), progress))
         trained += time.monotonic() - start
         result["seconds"].append(time.monotonic() - begin)
         if trainer.steps == 1:
