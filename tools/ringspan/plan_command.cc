@@ -65,6 +65,7 @@ int run(PlanCommandOptions& options) {
     throw InvalidArgument("plan needs --tokens N or --input FILE");
   }
   problem.plan.backward = !options.forward_only;
+  if (problem.plan.host_tensors) problem.plan.keep_o_float32 = false;  // there is no option for it, and it would be refused
   complete(problem);
   if (!options.draw.empty()) {
     draw(options);
@@ -83,7 +84,8 @@ Body setup_plan(CLI::App& app) {
   add_integer(app, "--rank", 0, [options](std::int64_t n) { options->rank = static_cast<int>(n); }, "whose plan (default 0)");
   add_parsed(app, "--device", "cpu|cuda", "what the rank computes on, whose memory is booked (default cpu)",
              [options](const std::string& text) { options->problem.plan.device = parse_device_kind(text); });
-  app.add_flag("--host-tensors", options->problem.plan.host_tensors, "tensors stream from the host through the device");
+  app.add_flag("--host-tensors", options->problem.plan.host_tensors,
+               "tensors stream from the host through the device; o is not kept in float32");
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
   app.add_flag("--json", options->json, "print JSON");
   add_parsed(app, "--draw", "text|svg[:FILE]", "draw who attends to whom, for small problems, instead of printing the plan",
