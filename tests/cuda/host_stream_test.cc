@@ -233,6 +233,33 @@ TEST(HostStream, EveryMissingEventIsNoticed) {
   EXPECT_THAT(unnoticed, ::testing::ElementsAre(0, 2, forward.events + 2, whole.events - 1));
 }
 
+// So is a plan that copies a stage too late, while the launches of that piece run, or too early, while the slot is in use.
+TEST(HostStream, CopiesInTheWrongStageAreNoticed) {
+  for (const int shift : {1, -1}) {
+    for (const std::size_t stage : {4, 5, 6}) {
+      Case test = make_case("full", 16, 64);
+      test.problem.batch = 1;
+      test.options.device = DeviceKind::cuda;
+      test.execute.device = kDevice;
+      test.spoil = [&](internal::PlanData& data) {
+        std::vector<internal::Stage>& stages = data.forward.stages;
+        std::vector<internal::Launch>& from = stages.at(stage).copies;
+        std::vector<internal::Launch>& to = stages.at(stage + static_cast<std::size_t>(shift)).copies;
+        ASSERT_FALSE(from.empty());
+        to.insert(to.end(), from.begin(), from.end());
+        from.clear();
+      };
+      const Whole whole(test);
+      try {
+        run(test, whole, device_script(kDevice));
+        ADD_FAILURE() << "stage " << stage << " by " << shift;
+      } catch (const Error& error) {
+        EXPECT_THAT(error.what(), HasSubstr("no event says which comes first"));
+      }
+    }
+  }
+}
+
 // Tensors of any strides are copied right: heads before tokens, gaps between rows, one batch item for all, rows in reverse.
 TEST(HostStream, AnyStrides) {
   Case test = make_case("causal", 10, 37);
