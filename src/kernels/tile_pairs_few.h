@@ -92,29 +92,42 @@ inline void turned_scores(const ForwardTile& tile, const RowSource& k, Word* spa
   product(whole, rest.rows, Left{space, depth, 0});
 }
 
+constexpr int kFewKeys = 512;  // taken in at a time, so that their scores, probabilities and values stay near
+
+inline RowSource rows_from(const RowSource& source, int first, int rows) {
+  RowSource part = source;
+  part.data = static_cast<const Word*>(source.data) + first * source.stride;
+  part.rows = rows;
+  return part;
+}
+
 void attend_few_pairs(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space) {
   const Dot::Session session;
   const ForwardParts<BFloat16> parts(tile.dims);
   auto* const values = static_cast<Word*>(v_space);
-  pack_right_rows<BFloat16>(values, parts.v_panel, 0, v);
   float* const scores = parts.scores(tile);
   Word* const probabilities = parts.probabilities(tile);
   float* const sums = parts.sums(tile);
   const int width = up16(tile.dims.head_dim_v);
   const Right queries{parts.turned(tile), parts.k_panel, 0};
-  for (int first = 0; first < tile.rows; first += kPairRows) {
-    const int rows = at_most(kPairRows, tile.rows - first), columns = up16(rows);
-    const Word* const q = static_cast<const Word*>(tile.q) + first * parts.q_stride;
-    pack_right_columns<BFloat16>(parts.turned(tile), parts.k_panel, 0,
-                                 RowSource{q, parts.q_stride, nullptr, rows, up32(tile.dims.head_dim)});
-    turned_scores(tile, k, static_cast<Word*>(k_space), queries, columns, scores);
-    float shrink[kPairRows];
-    for (int r = 0; r < rows; r += kWidth)
-      softmax_columns(tile, first + r, scores + r, columns, probabilities + r * parts.p_stride, parts.p_stride, shrink + r);
-    multiply_pairs<LargeProducts<1>>(rows, width, up32(tile.keys), Left{probabilities, parts.p_stride, 0},
-                                     Right{values, parts.v_panel, 0}, sums, parts.sum_stride, false, tile.ahead);
-    for (int r = 0; r < rows; ++r)
-      shrink_and_add(tile.acc + (first + r) * tile.acc_stride, shrink[r], sums + r * parts.sum_stride, width);
+  ForwardTile part = tile;
+  for (int key = 0; key < tile.keys; key += kFewKeys) {
+    part.keys = at_most(kFewKeys, tile.keys - key);
+    pack_right_rows<BFloat16>(values, parts.v_panel, 0, rows_from(v, key, part.keys));
+    for (int first = 0; first < tile.rows; first += kPairRows) {
+      const int rows = at_most(kPairRows, tile.rows - first), columns = up16(rows);
+      const Word* const q = static_cast<const Word*>(tile.q) + first * parts.q_stride;
+      pack_right_columns<BFloat16>(parts.turned(tile), parts.k_panel, 0,
+                                   RowSource{q, parts.q_stride, nullptr, rows, up32(tile.dims.head_dim)});
+      turned_scores(part, rows_from(k, key, part.keys), static_cast<Word*>(k_space), queries, columns, scores);
+      float shrink[kPairRows];
+      for (int r = 0; r < rows; r += kWidth)
+        softmax_columns(part, first + r, scores + r, columns, probabilities + r * parts.p_stride, parts.p_stride, shrink + r);
+      multiply_pairs<LargeProducts<1>>(rows, width, up32(part.keys), Left{probabilities, parts.p_stride, 0},
+                                       Right{values, parts.v_panel, 0}, sums, parts.sum_stride, false, tile.ahead);
+      for (int r = 0; r < rows; ++r)
+        shrink_and_add(tile.acc + (first + r) * tile.acc_stride, shrink[r], sums + r * parts.sum_stride, width);
+    }
   }
 }
 
