@@ -10,6 +10,9 @@ import unittest
 import safetensors_file
 from program import COMMUNICATION, INPUT_OUTPUT, INTERRUPTED, PROGRAM, ProgramTest
 
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_DFL)  # what a shell starts in the background ignores SIGINT, and so would the program
+
 
 class Faults(ProgramTest):
     def setUp(self):

@@ -215,6 +215,7 @@ def _interrupted(rank, ranks):
         store.wait(["interrupted"])
     try:
         if rank == 0:
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # what a shell starts in the background ignores it
             threading.Thread(target=interrupt).start()
         rt.attention(q, k, v, group=group)
     except (KeyboardInterrupt, ringspan.CommError) as error:
