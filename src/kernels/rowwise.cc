@@ -247,8 +247,8 @@ void fill_rows(std::span<const RowTask> tasks, int width, float value, const Con
     const auto fill_piece = [&](std::int64_t piece, int) {
       with_dtype(task.operands[0].dtype, [&]<typename Target>(Target) {
         using Type = typename Target::Type;
-        const Type stored = Target::store(value), zero{};
-        const bool zeros = std::memcmp(&stored, &zero, sizeof(Type)) == 0;
+        const Type stored = Target::store(value);
+        const bool zeros = value == 0.0F && !std::signbit(value);  // in every type
         spans.for_piece<Type>(piece, [=](Type* begin, std::int64_t count) {
           if (zeros) {
             std::memset(begin, 0, static_cast<std::size_t>(count) * sizeof(Type));

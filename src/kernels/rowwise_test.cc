@@ -68,6 +68,32 @@ TEST_P(RowwiseTest, CopyAddFillOverAllTypes) {
   }
 }
 
+// Whatever lies without gaps is filled in one piece: with gaps and without, all rows and some, zeros of either sign.
+TEST_P(RowwiseTest, FillTouchesExactlyItsRows) {
+  for (const DType type : kAllTypes) {
+    for (const bool rows_inner : {false, true}) {
+      for (const std::int64_t pad : {0, 3}) {
+        for (const float value : {0.0F, -0.0F, -1.5F}) {
+          for (const std::int64_t left_out : {0, 1}) {
+            Tensor target(type, 2, rows_, 3, 16, rows_inner, pad);
+            target.fill(2.0);
+            RowTask task = task_of(target, {operand(target, type)});
+            task.row_count -= left_out, task.head_count -= left_out;
+            fill_rows(std::vector{task}, 16, value, context());
+            target.for_each([&](auto b, auto r, auto h, auto e) {
+              const bool filled = r < task.row_count && h < task.head_count;
+              const double got = target.get(b, r, h, e);
+              ASSERT_EQ(got, filled ? value : 2.0);
+              ASSERT_EQ(std::signbit(got), filled && std::signbit(value));
+            });
+            EXPECT_TRUE(target.gaps_intact());
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(RowwiseTest, CopyKeepsNanBitsOfTheSameType) {
   Tensor source = random_tensor(DType::float16, 1, rows_, 1, 5, false, 1);
   source.set(0, 0, 0, 2, std::nan(""));
