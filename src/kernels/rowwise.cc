@@ -72,18 +72,25 @@ void for_rows(std::span<const RowTask> tasks, int width, const Context& context,
   }
 }
 
-// The rows of operand 0 of a task as spans without gaps, as long as they get, cut into pieces of kPieceElements.
+// What the first kOperands operands of a task have without gaps in all of them, as spans as long as they get.
+template <int kOperands>
 class Spans {
  public:
-  Spans(const RowTask& task, int width) : data_(task.operands[0].data), length_(width) {
-    const Operand& view = task.operands[0];
-    dims_[0] = {task.batch_count, view.batch_stride};
-    dims_[1] = {task.row_count, view.row_stride};
-    dims_[2] = {task.head_count, view.head_stride};
-    std::sort(dims_, dims_ + 3, [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
+  Spans(const RowTask& task, int width) : length_(width) {
+    dims_[0].count = task.batch_count;
+    dims_[1].count = task.row_count;
+    dims_[2].count = task.head_count;
+    for (int index = 0; index < kOperands; ++index) {
+      const Operand& view = task.operands[index];
+      dims_[0].strides[index] = view.batch_stride;
+      dims_[1].strides[index] = view.row_stride;
+      dims_[2].strides[index] = view.head_stride;
+    }
+    std::sort(dims_, dims_ + 3, [](const Dim& a, const Dim& b) { return a.strides[0] < b.strides[0]; });
     for (Dim& dim : dims_) {
-      elements_ *= std::max<std::int64_t>(dim.count, 0);
-      if (dim.stride != length_) continue;
+      elements_ *= dim.count;
+      if (!std::all_of(dim.strides, dim.strides + kOperands, [this](std::int64_t stride) { return stride == length_; }))
+        continue;
       length_ *= dim.count;
       dim.count = 1;
     }
@@ -92,30 +99,66 @@ class Spans {
 
   std::int64_t pieces() const { return (elements_ + kPieceElements - 1) / kPieceElements; }
 
-  // function(first element, how many) for what of each span lies in the piece.
-  template <typename T, typename Function>
+  // function(where it begins in each operand, how many elements) for what of each span lies in the piece.
+  template <typename Function>
   void for_piece(std::int64_t piece, const Function& function) const {
-    const std::int64_t end = std::min(elements_, (piece + 1) * kPieceElements);
-    for (std::int64_t begin = piece * kPieceElements; begin < end;) {
-      const std::int64_t at = begin % length_, count = std::min(length_ - at, end - begin);
-      std::int64_t offset = at, span = begin / length_;
-      for (const Dim& dim : dims_) {
-        offset += span % dim.count * dim.stride;
-        span /= dim.count;
+    std::int64_t begin = piece * kPieceElements;
+    const std::int64_t end = std::min(elements_, begin + kPieceElements);
+    std::int64_t index[3], at = begin % length_, span = begin / length_;
+    for (int d = 0; d < 3; ++d) {
+      index[d] = span % dims_[d].count;
+      span /= dims_[d].count;
+    }
+    while (begin < end) {
+      const std::int64_t count = std::min(length_ - at, end - begin);
+      std::int64_t offsets[kOperands];
+      for (int operand = 0; operand < kOperands; ++operand) {
+        offsets[operand] = at;
+        for (int d = 0; d < 3; ++d) offsets[operand] += index[d] * dims_[d].strides[operand];
       }
-      function(static_cast<T*>(data_) + offset, count);
+      function(offsets, count);
       begin += count;
+      at = 0;
+      for (int d = 0; d < 3 && ++index[d] == dims_[d].count; ++d) index[d] = 0;
     }
   }
 
  private:
   struct Dim {
-    std::int64_t count, stride;
+    std::int64_t count, strides[kOperands];
   };
-  void* data_;
   std::int64_t length_, elements_ = 1;
   Dim dims_[3];
 };
+
+// As for_rows, where rows that lie one behind the other need not be told apart: function(task, offsets, count).
+template <int kOperands, typename Function>
+void for_spans(std::span<const RowTask> tasks, int width, const Context& context, const Function& function) {
+  Progress progress(context, 0);
+  for (const RowTask& task : tasks) {
+    const Spans<kOperands> spans(task, width);
+    const auto run_piece = [&](std::int64_t piece, int) {
+      spans.for_piece(piece, [&](const std::int64_t* offsets, std::int64_t count) { function(task, offsets, count); });
+    };
+    if (spans.pieces() > 1) {
+      context.pool.parallel_for(spans.pieces(), run_piece, context.progress);
+    } else if (spans.pieces() == 1) {
+      run_piece(0, 0);
+      progress.tick();
+    }
+  }
+}
+
+// function(Source, first element there, Target, first element there) of operands 0 and 1.
+template <typename Function>
+void with_operands(const RowTask& task, const std::int64_t* offsets, const Function& function) {
+  with_dtype(task.operands[0].dtype, [&]<typename Source>(Source) {
+    with_dtype(task.operands[1].dtype, [&]<typename Target>(Target) {
+      function(Source{}, static_cast<const typename Source::Type*>(task.operands[0].data) + offsets[0], Target{},
+               static_cast<typename Target::Type*>(task.operands[1].data) + offsets[1]);
+    });
+  });
+}
 
 // The state (m, l, acc) takes in (m_other, l_other, values): both are e^-m-scaled sums. No effect where m_other = -inf.
 void merge_into(float& m, float& l, float* acc, float m_other, float l_other, const float* values, int width) {
@@ -208,63 +251,37 @@ void finish_row(const float* acc, float factor, typename Target::Type* o, float*
 }  // namespace
 
 void copy_rows(std::span<const RowTask> tasks, int width, const Context& context) {
-  for_rows(tasks, width, context, [width](const Row& row) {
-    const DType from = row.task.operands[0].dtype;
-    const DType to = row.task.operands[1].dtype;
-    if (from == to) {
-      const auto bytes = static_cast<std::size_t>(width * size_of(from));
-      with_dtype(from, [&]<typename S>(S) {
-        std::memcpy(row.operand<typename S::Type>(1), row.operand<const typename S::Type>(0), bytes);
-      });
-      return;
-    }
-    with_dtype(from, [&]<typename Source>(Source) {
-      with_dtype(to, [&]<typename Target>(Target) {
-        const auto* source = row.operand<const typename Source::Type>(0);
-        auto* target = row.operand<typename Target::Type>(1);
-        for (int e = 0; e < width; ++e) target[e] = Target::store(Source::load(source[e]));
-      });
+  for_spans<2>(tasks, width, context, [](const RowTask& task, const std::int64_t* offsets, std::int64_t count) {
+    with_operands(task, offsets, [count]<typename Source, typename Target>(Source, const auto* source, Target, auto* target) {
+      if constexpr (std::is_same_v<Source, Target>) {
+        std::memcpy(target, source, static_cast<std::size_t>(count) * sizeof(*target));
+      } else {
+        for (std::int64_t e = 0; e < count; ++e) target[e] = Target::store(Source::load(source[e]));
+      }
     });
   });
 }
 
 void add_rows(std::span<const RowTask> tasks, int width, const Context& context) {
-  for_rows(tasks, width, context, [width](const Row& row) {
-    with_dtype(row.task.operands[0].dtype, [&]<typename Source>(Source) {
-      with_dtype(row.task.operands[1].dtype, [&]<typename Target>(Target) {
-        const auto* source = row.operand<const typename Source::Type>(0);
-        auto* target = row.operand<typename Target::Type>(1);
-        for (int e = 0; e < width; ++e) target[e] = Target::store(Target::load(target[e]) + Source::load(source[e]));
-      });
+  for_spans<2>(tasks, width, context, [](const RowTask& task, const std::int64_t* offsets, std::int64_t count) {
+    with_operands(task, offsets, [count]<typename Source, typename Target>(Source, const auto* source, Target, auto* target) {
+      for (std::int64_t e = 0; e < count; ++e) target[e] = Target::store(Target::load(target[e]) + Source::load(source[e]));
     });
   });
 }
 
 void fill_rows(std::span<const RowTask> tasks, int width, float value, const Context& context) {
-  Progress progress(context, 0);
-  for (const RowTask& task : tasks) {
-    const Spans spans(task, width);
-    const auto fill_piece = [&](std::int64_t piece, int) {
-      with_dtype(task.operands[0].dtype, [&]<typename Target>(Target) {
-        using Type = typename Target::Type;
-        const Type stored = Target::store(value);
-        const bool zeros = value == 0.0F && !std::signbit(value);  // in every type
-        spans.for_piece<Type>(piece, [=](Type* begin, std::int64_t count) {
-          if (zeros) {
-            std::memset(begin, 0, static_cast<std::size_t>(count) * sizeof(Type));
-          } else {
-            std::fill_n(begin, count, stored);
-          }
-        });
-      });
-    };
-    if (spans.pieces() > 1) {
-      context.pool.parallel_for(spans.pieces(), fill_piece, context.progress);
-    } else if (spans.pieces() == 1) {
-      fill_piece(0, 0);
-      progress.tick();
-    }
-  }
+  for_spans<1>(tasks, width, context, [value](const RowTask& task, const std::int64_t* offsets, std::int64_t count) {
+    with_dtype(task.operands[0].dtype, [&]<typename Target>(Target) {
+      using Type = typename Target::Type;
+      Type* const begin = static_cast<Type*>(task.operands[0].data) + offsets[0];
+      if (value == 0.0F && !std::signbit(value)) {  // zeros in every type
+        std::memset(begin, 0, static_cast<std::size_t>(count) * sizeof(Type));
+      } else {
+        std::fill_n(begin, count, Target::store(value));
+      }
+    });
+  });
 }
 
 void merge_rows(std::span<const RowTask> tasks, int width, const Context& context) {
