@@ -76,6 +76,10 @@ void bind_options(nb::module_& module) {
       .def_rw("backward", &PlanOptions::backward)
       .def_rw("keep_o_float32", &PlanOptions::keep_o_float32)
       .def_rw("threads", &PlanOptions::threads)
+      .def_prop_rw(
+          "device", [](const PlanOptions& o) { return std::string(to_string(o.device)); },
+          [](PlanOptions& o, const std::string& name) { o.device = parse_device_kind(name); },
+          "cpu or cuda: whose memory it books.")
       .def_rw("attend_kernel", &PlanOptions::attend_kernel)
       .def_rw("attend_backward_kernel", &PlanOptions::attend_backward_kernel)
       .def_prop_rw("attend_tile", &tile_of<&PlanOptions::attend_tile>, &set_tile<&PlanOptions::attend_tile>,

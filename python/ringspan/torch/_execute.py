@@ -163,7 +163,10 @@ class _Alone:
             if plans is None:
                 problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
                 options = call.options(threads, ranks)
-                plans = [_core.make_plan(problem, options, rank, tuned=call.place.kind == "cpu") for rank in range(ranks)]
+                on_cpu = call.place.kind == "cpu"
+                if ranks == 1 and not on_cpu:
+                    options.device = "cuda"  # the arena is torch's: its size must be known before there is a session
+                plans = [_core.make_plan(problem, options, rank, tuned=on_cpu) for rank in range(ranks)]
                 self._plans.put(key, plans)
             if ranks > 1:
                 return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)
