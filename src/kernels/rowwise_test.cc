@@ -13,8 +13,8 @@ namespace {
 
 // A tensor of random values; its rows are the operand of one task.
 Tensor random_tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width,
-                     bool rows_inner, std::uint64_t seed) {
-  Tensor tensor(dtype, batch, rows, heads, width, rows_inner, 3);
+                     bool rows_inner, std::uint64_t seed, std::int64_t pad = 3) {
+  Tensor tensor(dtype, batch, rows, heads, width, rows_inner, pad);
   std::mt19937_64 random(seed);
   std::normal_distribution<double> normal;
   tensor.for_each([&](auto b, auto r, auto h, auto e) { tensor.set(b, r, h, e, normal(random)); });
@@ -64,6 +64,34 @@ TEST_P(RowwiseTest, CopyAddFillOverAllTypes) {
       fill_rows(std::vector{task_of(target, {operand(target, to)})}, 17, -1.5F, context());
       target.for_each([&](auto b, auto r, auto h, auto e) { ASSERT_EQ(target.get(b, r, h, e), -1.5); });
       EXPECT_TRUE(target.gaps_intact());
+    }
+  }
+}
+
+// Rows without gaps on one side, on both, in another order: what lies side by side in one tensor need not in the other.
+TEST_P(RowwiseTest, CopyAndAddBetweenLayouts) {
+  for (const bool from_inner : {false, true}) {
+    for (const bool to_inner : {false, true}) {
+      for (const std::int64_t from_pad : {0, 3}) {
+        for (const std::int64_t to_pad : {0, 3}) {
+          for (const DType to : {DType::float32, DType::bfloat16}) {
+            Tensor source = random_tensor(DType::float32, 2, rows_, 3, 16, from_inner, 3, from_pad);
+            Tensor target(to, 2, rows_, 3, 16, to_inner, to_pad);
+            const std::vector tasks{task_of(source, {operand(source), operand(target, to)})};
+            copy_rows(tasks, 16, context());
+            const Tensor copied = target;
+            copied.for_each([&](auto b, auto r, auto h, auto e) {
+              ASSERT_EQ(copied.get(b, r, h, e), round_to(to, source.get(b, r, h, e)));
+            });
+            add_rows(tasks, 16, context());
+            target.for_each([&](auto b, auto r, auto h, auto e) {
+              const float sum = static_cast<float>(copied.get(b, r, h, e)) + static_cast<float>(source.get(b, r, h, e));
+              ASSERT_EQ(target.get(b, r, h, e), round_to(to, sum));
+            });
+            EXPECT_TRUE(target.gaps_intact());
+          }
+        }
+      }
     }
   }
 }
