@@ -49,6 +49,9 @@ std::string unsupported_reason(const Problem& problem, const PlanOptions& option
   if (options.computing_ranks != 0 && options.strategy != Strategy::local) {
     return fmt::format("computing_ranks ({}) is for strategy local only, not {}", options.computing_ranks, row.name);
   }
+  if (options.device == DeviceKind::cpu && options.device_messages) {
+    return "device_messages are messages in memory of a device, but this rank computes on the CPU";
+  }
   if (options.device != DeviceKind::cpu) {
     for (const auto& [name, kernel] : {std::pair{"attend_kernel", &options.attend_kernel},
                                        std::pair{"attend_backward_kernel", &options.attend_backward_kernel}}) {
