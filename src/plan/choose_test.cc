@@ -247,8 +247,10 @@ TEST(Options, AreChecked) {
                            })),
             "strategy all-gather moves everything at once: bucket_rows (5) must be none or auto; use exchange, ring or pass-q");
   EXPECT_THAT(argument_error(p, with([](O& o) { o.attend_kernel = "abacus"; })), HasSubstr("unknown kernel 'abacus'"));
-  EXPECT_EQ(argument_error(p, with([](O& o) { o.device_messages = true; })),
-            "device_messages are messages in memory of a device, but this rank computes on the CPU");
+  EXPECT_EQ(
+      argument_error(p, with([](O& o) { o.device_messages = true; })),
+      "no strategy supports this combination: device_messages are messages in memory of a device, but this rank computes on "
+      "the CPU");
   EXPECT_THAT(argument_error(problem(std::int64_t{1} << 30, 512), with([](O& o) {
                                o.strategy = Strategy::ring;
                                o.bucket_rows = 1;
