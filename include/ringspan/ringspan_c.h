@@ -146,6 +146,13 @@ typedef struct ringspan_options {
   int32_t attend_tile_keys;
   int32_t attend_backward_tile_queries;
   int32_t attend_backward_tile_keys;
+  /* 1: the caller's tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows;
+   * memory_budget is then of the device's memory. Needs a device, and round_o where 16-bit tensors have a backward pass. */
+  int32_t host_tensors;
+  int32_t reserved;
+  /* Of ringspan_plan_create: "cpu" or "cuda", whose memory is booked; NULL: "cpu". An attention that makes its own plan takes
+   * the device of its execute options. */
+  const char* device;
 } ringspan_options;
 
 /* The global positions of a rank's rows, in the order in which it stores them. Writes *rows and, where `capacity` is at least
@@ -158,10 +165,10 @@ int32_t ringspan_shard_positions(const ringspan_problem* problem, int32_t side, 
 typedef struct ringspan_plan ringspan_plan;
 
 typedef struct ringspan_memory_line {
-  char component[32]; /* q, k, v, ... or buckets, staging, state, gradients, saved, scratch */
+  char component[32]; /* q, k, v, ... or buckets, staging, state, gradients, saved, scratch; of a device also task lists, ... */
   int64_t bytes;
-  int32_t in_arena; /* otherwise a tensor of the caller's */
-  int32_t reserved;
+  int32_t in_arena; /* otherwise a tensor of the caller's, or beside the arena of a device (task lists, pinned messages) */
+  int32_t pinned;   /* 1: host memory of a rank that computes on a device, in no budget */
 } ringspan_memory_line;
 
 /* `options` may be NULL. Strings and arrays of both are copied. */
@@ -175,6 +182,8 @@ int32_t ringspan_plan_memory(const ringspan_plan* plan, int32_t pass, ringspan_m
                              uint64_t* count);
 /* What the pass will move to and from each peer: `capacity` entries, at least as many as ranks. */
 int32_t ringspan_plan_traffic(const ringspan_plan* plan, int32_t pass, ringspan_peer_traffic* entries, uint64_t capacity);
+/* What the pass copies between tensors on the host and the device, in bytes; 0 without host_tensors. */
+int32_t ringspan_plan_host_bytes(const ringspan_plan* plan, int32_t pass, int64_t* to_device, int64_t* to_host);
 int32_t ringspan_plan_fingerprint(const ringspan_plan* plan, uint64_t* fingerprint);
 /* The text lives as long as the plan. */
 int32_t ringspan_plan_text(ringspan_plan* plan, const char** text);
@@ -206,8 +215,10 @@ int32_t ringspan_device_report(char* text, uint64_t capacity, uint64_t* length);
 typedef struct ringspan_device_buffer ringspan_device_buffer;
 
 int32_t ringspan_device_buffer_create(const char* device, int64_t bytes, ringspan_device_buffer** buffer);
+/* Page-locked host memory, for tensors of host_tensors. */
+int32_t ringspan_device_buffer_create_pinned(const char* device, int64_t bytes, ringspan_device_buffer** buffer);
 void ringspan_device_buffer_destroy(ringspan_device_buffer* buffer);
-/* An address on the device: the host must not follow it. */
+/* An address on the device: the host must not follow it, unless the buffer is pinned. */
 int32_t ringspan_device_buffer_data(const ringspan_device_buffer* buffer, void** data);
 int32_t ringspan_device_buffer_write(ringspan_device_buffer* buffer, const void* source, int64_t bytes, int64_t offset);
 int32_t ringspan_device_buffer_read(const ringspan_device_buffer* buffer, void* target, int64_t bytes, int64_t offset);
@@ -268,8 +279,8 @@ typedef struct ringspan_execute_options {
   double deadline_seconds; /* of silence from a peer; 0: 30 */
   int32_t trace;           /* record a time line */
   int32_t reserved;
-  /* Where it runs: "cpu", "cuda" (the first), "cuda:1", or "cuda-emulated", for tests; NULL: "cpu". Tensors, slopes, sinks and
-   * a given arena are memory of this device. */
+  /* Where it runs: "cpu", "cuda" (the first), "cuda:1", or "cuda-emulated", for tests; NULL: "cpu". Tensors (but see
+   * ringspan_options.host_tensors), slopes, sinks, their gradient and a given arena are memory of this device. */
   const char* device;
   /* A stream of the device, used in order with what the caller enqueues there; NULL: one of the attention's own. CUDA's default
    * stream is the handle 0x1, not NULL. */

@@ -38,8 +38,10 @@ def make_problem(
 
 
 def make_options(
-    *, strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=1, kernel="", tile=None, backward_tile=None
+    *, strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=1, kernel="", tile=None, backward_tile=None,
+    device="cpu", host_tensors=False,
 ):  # fmt: skip
+    """Of a device by the name that attention() knows; its plan needs the kind only. Streamed tensors keep o as it is, on the host."""
     options = PlanOptions()
     options.strategy = strategy
     options.backward = backward
@@ -50,6 +52,9 @@ def make_options(
     options.attend_backward_kernel = kernel
     options.attend_tile = tile or (0, 0)
     options.attend_backward_tile = backward_tile or (0, 0)
+    options.device = "cuda" if device.startswith("cuda") else device
+    options.host_tensors = host_tensors
+    options.keep_o_float32 = not host_tensors
     return options
 
 
@@ -77,11 +82,23 @@ class Plan:
     arena_bytes = property(lambda self: self._core.arena_bytes(), doc="Scratch memory of this rank.")
 
     def memory(self, backward=False):
-        """Bytes of this rank by component: the caller's tensors and the arena."""
+        """Bytes of this rank by component: the caller's tensors and the arena; of a device also what lies beside it, or pinned on the host."""
         lines = {}
         for component, size, _ in self._core.memory(backward):
             lines[component] = lines.get(component, 0) + size
         return lines
+
+    def memory_bytes(self, backward=False):
+        """Where the rank computes: what a memory budget counts."""
+        return self._core.memory_bytes(backward)
+
+    def pinned_bytes(self, backward=False):
+        """In pinned memory of the host, beside a device; in no budget."""
+        return self._core.pinned_bytes(backward)
+
+    def host_bytes(self, backward=False):
+        """(to the device, to the host): what is copied of tensors on the host."""
+        return self._core.host_bytes(backward)
 
     def traffic(self, backward=False):
         """(sent, received) bytes per peer."""
@@ -127,11 +144,12 @@ def plan(
     cu_seqlens_k=None, softcap: float = 0.0, dropout_p: float = 0.0, alibi: bool = False, sinks: bool = False,
     sharding: Sharding | str = "zigzag", strategy: str = "auto", backward: bool = True, memory_budget: int = 0,
     bucket_rows: int = 0, threads: int | None = None, tile: tuple[int, int] | None = None,
-    backward_tile: tuple[int, int] | None = None,
+    backward_tile: tuple[int, int] | None = None, device: str = "cpu", host_tensors: bool = False,
 ) -> Plan:  # fmt: skip
     """What `rank` of `ranks` would compute, send and keep; needs no data and works for any size.
 
     The arguments are those of attention(), with shapes in place of tensors. memory_budget is in bytes per rank (0: unlimited).
+    device="cuda" books the memory of a GPU; none is needed.
     tile and backward_tile are (queries, keys) of the kernels' tiles (None: as `ringspan tune` measured, else the kernels' own).
     """
     if isinstance(sharding, Sharding):
@@ -160,6 +178,6 @@ def plan(
     )
     options = make_options(
         strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, threads=threads or num_threads(),
-        tile=tile, backward_tile=backward_tile,
+        tile=tile, backward_tile=backward_tile, device=device, host_tensors=host_tensors,
     )  # fmt: skip
     return Plan(_core.make_plan(problem, options, rank), options)

@@ -19,6 +19,13 @@ void bind_devices(nb::module_& module) {
   module.def(
       "on_emulated_device", [](Address address) { return address | cuda::kEmulatedTag; }, "address"_a,
       "Memory of the host as the emulated device names it.");
+  module.def(
+      "pin_on_emulated_device",
+      [](Address address, std::int64_t bytes) { cuda::pin_on_emulated_device(reinterpret_cast<const void*>(address), bytes); },
+      "address"_a, "bytes"_a, "The emulated device takes this memory of the host for pinned, until it is unpinned as often.");
+  module.def(
+      "unpin_on_emulated_device",
+      [](Address address) { cuda::unpin_on_emulated_device(reinterpret_cast<const void*>(address)); }, "address"_a);
 }
 
 }  // namespace ringspan::python

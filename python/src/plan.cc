@@ -40,6 +40,11 @@ std::vector<std::tuple<std::int64_t, std::int64_t>> traffic_of(const Plan& plan,
   return result;
 }
 
+std::tuple<std::int64_t, std::int64_t> host_bytes_of(const Plan& plan, bool backward) {
+  const Plan::HostBytes bytes = plan.host_bytes(parse_pass(backward));
+  return {bytes.to_device, bytes.to_host};
+}
+
 std::vector<std::tuple<std::string, std::string, std::int64_t>> rejected_of(const Plan& plan) {
   std::vector<std::tuple<std::string, std::string, std::int64_t>> result;
   for (const Rejected& candidate : plan.rejected()) {
@@ -80,6 +85,8 @@ void bind_options(nb::module_& module) {
           "device", [](const PlanOptions& o) { return std::string(to_string(o.device)); },
           [](PlanOptions& o, const std::string& name) { o.device = parse_device_kind(name); },
           "cpu or cuda: whose memory it books.")
+      .def_rw("host_tensors", &PlanOptions::host_tensors,
+              "The tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows.")
       .def_rw("attend_kernel", &PlanOptions::attend_kernel)
       .def_rw("attend_backward_kernel", &PlanOptions::attend_backward_kernel)
       .def_prop_rw("attend_tile", &tile_of<&PlanOptions::attend_tile>, &set_tile<&PlanOptions::attend_tile>,
@@ -109,6 +116,10 @@ void bind_plan(nb::module_& module) {
       .def(
           "memory_bytes", [](const Plan& p, bool backward) { return p.memory_bytes(parse_pass(backward)); },
           "backward"_a = false)
+      .def(
+          "pinned_bytes", [](const Plan& p, bool backward) { return p.pinned_bytes(parse_pass(backward)); },
+          "backward"_a = false)
+      .def("host_bytes", &host_bytes_of, "backward"_a = false, "(to the device, to the host): copied bytes of host_tensors.")
       .def("traffic", &traffic_of, "backward"_a = false, "(sent, received) bytes per peer.")
       .def(
           "flops", [](const Plan& p, bool backward) { return p.flops(parse_pass(backward)); }, "backward"_a = false)

@@ -104,6 +104,8 @@ ringspan::PlanOptions options_of(const ringspan_options* pointer) {
   if (given.attend_backward_kernel != nullptr) options.attend_backward_kernel = given.attend_backward_kernel;
   options.attend_tile = {given.attend_tile_queries, given.attend_tile_keys};
   options.attend_backward_tile = {given.attend_backward_tile_queries, given.attend_backward_tile_keys};
+  options.host_tensors = given.host_tensors != 0;
+  if (given.device != nullptr) options.device = ringspan::parse_device_kind(given.device);
   return options;
 }
 
@@ -187,6 +189,7 @@ int32_t ringspan_plan_memory(const ringspan_plan* plan, int32_t pass, ringspan_m
       memory[index].component.copy(line.component, sizeof line.component - 1);
       line.bytes = memory[index].bytes;
       line.in_arena = memory[index].in_arena ? 1 : 0;
+      line.pinned = memory[index].pinned ? 1 : 0;
     }
   });
 }
@@ -203,6 +206,15 @@ int32_t ringspan_plan_traffic(const ringspan_plan* plan, int32_t pass, ringspan_
       const ringspan::PeerBytes& bytes = traffic[peer];
       entries[peer] = {bytes.sent_bytes, bytes.received_bytes, bytes.sent_messages, bytes.received_messages};
     }
+  });
+}
+
+int32_t ringspan_plan_host_bytes(const ringspan_plan* plan, int32_t pass, int64_t* to_device, int64_t* to_host) {
+  return guard([&] {
+    check_backward(require(plan, "plan").plan, pass_of(pass));
+    const ringspan::Plan::HostBytes bytes = plan->plan.host_bytes(pass_of(pass));
+    require(to_device, "to_device") = bytes.to_device;
+    require(to_host, "to_host") = bytes.to_host;
   });
 }
 
@@ -271,7 +283,8 @@ int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspa
       e = execute_of(execute);
       p = problem_of(problem);
       o = options_of(options);
-    } catch (const ringspan::Error&) {  // the other ranks are told instead of left to wait
+      o.device = ringspan::DeviceKind::cpu;  // until the attention sets it to what it runs on
+    } catch (const ringspan::Error&) {       // the other ranks are told instead of left to wait
       ringspan::internal::refuse_problem(*communicator, std::current_exception(), e.deadline);
     }
     *attention = new ringspan_attention{communicator, ringspan::Attention(p, o, *communicator, e), {}};

@@ -38,6 +38,14 @@ int32_t ringspan_device_buffer_create(const char* device, int64_t bytes, ringspa
   });
 }
 
+int32_t ringspan_device_buffer_create_pinned(const char* device, int64_t bytes, ringspan_device_buffer** buffer) {
+  return guard([&] {
+    require(buffer, "buffer") = nullptr;
+    constexpr auto kPinned = ringspan::DeviceBuffer::Place::pinned_host;
+    *buffer = new ringspan_device_buffer{ringspan::DeviceBuffer(&require(device, "device"), bytes, kPinned)};
+  });
+}
+
 void ringspan_device_buffer_destroy(ringspan_device_buffer* buffer) { delete buffer; }
 
 int32_t ringspan_device_buffer_data(const ringspan_device_buffer* buffer, void** data) {

@@ -9,4 +9,9 @@ namespace ringspan::cuda {
 // Added to the address of host memory, it makes that memory of the emulated device.
 inline constexpr std::uintptr_t kEmulatedTag = std::uintptr_t{1} << 60;
 
+// Takes host memory of the caller for pinned, as cudaHostRegister does, beside what the emulated device allocates so itself.
+// The same address may be pinned several times, and is unpinned as often. Any thread.
+void pin_on_emulated_device(const void* data, std::int64_t bytes);
+void unpin_on_emulated_device(const void* data) noexcept;
+
 }  // namespace ringspan::cuda

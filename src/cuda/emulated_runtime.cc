@@ -130,24 +130,31 @@ class PinnedMemory {
   }
   void add(const std::byte* data, std::int64_t bytes) {
     const std::lock_guard lock(mutex_);
-    blocks_[data] = bytes;
+    Block& block = blocks_[data];
+    block.bytes = std::max(block.bytes, bytes);
+    ++block.uses;
   }
   void remove(const std::byte* data) {
     const std::lock_guard lock(mutex_);
-    blocks_.erase(data);
+    const auto block = blocks_.find(data);
+    if (block != blocks_.end() && --block->second.uses == 0) blocks_.erase(block);
   }
   bool holds(const void* data) {
     const std::lock_guard lock(mutex_);
     const auto* const address = static_cast<const std::byte*>(data);
     const auto after = blocks_.upper_bound(address);
     if (after == blocks_.begin()) return false;
-    const auto& [begin, bytes] = *std::prev(after);
-    return address < begin + bytes;
+    const auto& [begin, block] = *std::prev(after);
+    return address < begin + block.bytes;
   }
 
  private:
+  struct Block {
+    std::int64_t bytes = 0;
+    int uses = 0;
+  };
   std::mutex mutex_;
-  std::map<const std::byte*, std::int64_t> blocks_;
+  std::map<const std::byte*, Block> blocks_;
 };
 
 class EmulatedRuntime final : public Runtime {
@@ -366,6 +373,13 @@ class EmulatedRuntime final : public Runtime {
 };
 
 }  // namespace
+
+void pin_on_emulated_device(const void* data, std::int64_t bytes) {
+  PinnedMemory::instance().add(static_cast<const std::byte*>(data), bytes);
+}
+void unpin_on_emulated_device(const void* data) noexcept {
+  PinnedMemory::instance().remove(static_cast<const std::byte*>(data));
+}
 
 std::unique_ptr<Runtime> make_emulated_runtime(std::uint64_t seed, EmulatedCapture* capture) {
   return std::make_unique<EmulatedRuntime>(seed, capture);

@@ -31,7 +31,7 @@ std::string host_tensors_reason(const Problem& problem, const PlanOptions& optio
   if (options.backward && options.keep_o_float32 && problem.dtype != DType::float32) {
     return fmt::format(
         "keep_o_float32 keeps all of o on the device, but with host_tensors o ({}) lies on the host; set "
-        "keep_o_float32 = false, which computes delta from the rounded o",
+        "keep_o_float32 = false (C: round_o = 1), which computes delta from the rounded o",
         to_string(problem.dtype));
   }
   return {};

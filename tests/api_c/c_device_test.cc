@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
 #include <cstring>
 #include <list>
 #include <random>
@@ -64,18 +65,23 @@ struct Tensors {
   std::vector<float> q, k, v, d_out, sinks, o, lse, dq, dk, dv, dsinks;
 };
 
-// Copies of host vectors in memory of the device; without a device, the vectors themselves.
+// Where the tensors lie, and with it where they are computed on.
+enum class Where : std::uint8_t { cpu, device, streamed };
+
+// Copies of host vectors in memory of the device, or, to be streamed, in pinned memory; on the CPU the vectors themselves.
 class Placed {
  public:
-  explicit Placed(bool on_device) : on_device_(on_device) {}
+  explicit Placed(Where where) : where_(where) {}
   ~Placed() {
     for (const auto& [buffer, host] : buffers_) ringspan_device_buffer_destroy(buffer);
   }
-  float* place(std::vector<float>& host) {
-    if (!on_device_) return host.data();
+  float* place(std::vector<float>& host, bool streams = true) {
+    if (where_ == Where::cpu) return host.data();
     const auto bytes = static_cast<std::int64_t>(host.size() * sizeof(float));
     ringspan_device_buffer* buffer = nullptr;
-    EXPECT_EQ(ringspan_device_buffer_create(kDevice, bytes, &buffer), RINGSPAN_OK) << ringspan_last_error();
+    const auto create =
+        where_ == Where::streamed && streams ? ringspan_device_buffer_create_pinned : ringspan_device_buffer_create;
+    EXPECT_EQ(create(kDevice, bytes, &buffer), RINGSPAN_OK) << ringspan_last_error();
     EXPECT_EQ(ringspan_device_buffer_write(buffer, host.data(), bytes, 0), RINGSPAN_OK) << ringspan_last_error();
     buffers_.emplace_back(buffer, &host);
     void* data = nullptr;
@@ -90,16 +96,25 @@ class Placed {
   }
 
  private:
-  bool on_device_;
+  Where where_;
   std::list<std::pair<ringspan_device_buffer*, std::vector<float>*>> buffers_;
 };
 
-void run(ringspan_comm* comm, int ranks, Tensors& t, const char* device) {
+ringspan_options stream_pieces(std::int64_t rows) {
+  auto options = make_struct<ringspan_options>();
+  options.host_tensors = 1;
+  options.bucket_rows = rows;
+  return options;
+}
+
+void run(ringspan_comm* comm, int ranks, Tensors& t, Where where) {
   const ringspan_problem problem = make_problem(ranks);
-  const ringspan_execute_options execute = on(device);
+  const ringspan_execute_options execute = on(where == Where::cpu ? nullptr : kDevice);
+  const ringspan_options pieces = stream_pieces(7);
+  const ringspan_options* const options = where == Where::streamed ? &pieces : nullptr;
   ringspan_attention* attention = nullptr;
-  ASSERT_EQ(ringspan_attention_create(&problem, nullptr, comm, &execute, &attention), RINGSPAN_OK) << ringspan_last_error();
-  Placed placed(device != nullptr);
+  ASSERT_EQ(ringspan_attention_create(&problem, options, comm, &execute, &attention), RINGSPAN_OK) << ringspan_last_error();
+  Placed placed(where);
   const auto rows = [&](std::vector<float>& data, int heads) -> ringspan_tensor {
     return {placed.place(data), 0, std::int64_t{heads} * kDim, kDim};
   };
@@ -109,14 +124,14 @@ void run(ringspan_comm* comm, int ranks, Tensors& t, const char* device) {
   forward.v = rows(t.v, kKvHeads);
   forward.o = rows(t.o, kHeads);
   forward.lse = {placed.place(t.lse), 0, 1, static_cast<std::int64_t>(t.lse.size()) / kHeads};
-  forward.sinks = placed.place(t.sinks);
+  forward.sinks = placed.place(t.sinks, false);
   ASSERT_EQ(ringspan_attention_forward(attention, &forward), RINGSPAN_OK) << ringspan_last_error();
   ringspan_backward_tensors backward = backward_after(forward);
   backward.d_out = rows(t.d_out, kHeads);
   backward.dq = rows(t.dq, kHeads);
   backward.dk = rows(t.dk, kKvHeads);
   backward.dv = rows(t.dv, kKvHeads);
-  backward.dsinks = placed.place(t.dsinks);
+  backward.dsinks = placed.place(t.dsinks, false);
   // Enqueued behind the forward pass, which nobody waited for.
   ASSERT_EQ(ringspan_attention_backward(attention, &backward), RINGSPAN_OK) << ringspan_last_error();
   ASSERT_EQ(ringspan_attention_wait(attention), RINGSPAN_OK) << ringspan_last_error();
@@ -149,7 +164,7 @@ ringspan_comm* over_nccl(ringspan_comm* host) {
   return comm;
 }
 
-std::vector<Tensors> run_all(int ranks, const char* device, World world = World::host) {
+std::vector<Tensors> run_all(int ranks, Where where, World world = World::host) {
   std::vector<Tensors> tensors;
   const ringspan_problem problem = make_problem(ranks);
   for (int rank = 0; rank < ranks; ++rank) {
@@ -162,7 +177,7 @@ std::vector<Tensors> run_all(int ranks, const char* device, World world = World:
   for (std::size_t rank = 0; rank < comms.size(); ++rank) {
     threads.emplace_back([&, rank] {
       if (world == World::nccl) comms[rank] = over_nccl(comms[rank]);
-      run(comms[rank], ranks, tensors[rank], device);
+      run(comms[rank], ranks, tensors[rank], where);
     });
   }
   for (std::thread& thread : threads) thread.join();
@@ -177,21 +192,51 @@ void expect_near(const std::vector<float>& actual, const std::vector<float>& exp
   }
 }
 
+void expect_near(const std::vector<Tensors>& actual, const std::vector<Tensors>& expected) {
+  for (std::size_t rank = 0; rank < expected.size(); ++rank) {
+    EXPECT_NE(expected[rank].dk[0], -1.0F);
+    expect_near(actual[rank].o, expected[rank].o, "o");
+    expect_near(actual[rank].lse, expected[rank].lse, "lse");
+    expect_near(actual[rank].dq, expected[rank].dq, "dq");
+    expect_near(actual[rank].dk, expected[rank].dk, "dk");
+    expect_near(actual[rank].dv, expected[rank].dv, "dv");
+    expect_near(actual[rank].dsinks, expected[rank].dsinks, "dsinks");
+  }
+}
+
 // The CPU is checked against the oracle elsewhere; the device must give the same within rounding.
 TEST(CDevice, ForwardAndBackward) {
-  for (const int ranks : {1, 2}) {
-    const std::vector<Tensors> expected = run_all(ranks, nullptr);
-    const std::vector<Tensors> actual = run_all(ranks, kDevice);
-    for (std::size_t rank = 0; rank < expected.size(); ++rank) {
-      EXPECT_NE(expected[rank].dk[0], -1.0F);
-      expect_near(actual[rank].o, expected[rank].o, "o");
-      expect_near(actual[rank].lse, expected[rank].lse, "lse");
-      expect_near(actual[rank].dq, expected[rank].dq, "dq");
-      expect_near(actual[rank].dk, expected[rank].dk, "dk");
-      expect_near(actual[rank].dv, expected[rank].dv, "dv");
-      expect_near(actual[rank].dsinks, expected[rank].dsinks, "dsinks");
-    }
+  for (const int ranks : {1, 2}) expect_near(run_all(ranks, Where::device), run_all(ranks, Where::cpu));
+}
+
+TEST(CDevice, TensorsOnTheHostStream) { expect_near(run_all(1, Where::streamed), run_all(1, Where::cpu)); }
+
+TEST(CDevice, PlansOfStreamedTensors) {
+  const ringspan_problem problem = make_problem(1);
+  ringspan_options options = stream_pieces(7);
+  options.device = "cuda";
+  ringspan_plan* plan = nullptr;
+  ASSERT_EQ(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_OK) << ringspan_last_error();
+  std::int64_t in = 0, out = 0;
+  ASSERT_EQ(ringspan_plan_host_bytes(plan, RINGSPAN_FORWARD, &in, &out), RINGSPAN_OK);
+  EXPECT_EQ(out, kTokens * kHeads * (kDim + 1) * 4);
+  EXPECT_GE(in, kTokens * (kHeads + 2 * kKvHeads) * kDim * 4);
+  std::uint64_t count = 0;
+  ASSERT_EQ(ringspan_plan_memory(plan, RINGSPAN_BACKWARD, nullptr, 0, &count), RINGSPAN_OK);
+  std::vector<ringspan_memory_line> lines(count);
+  ASSERT_EQ(ringspan_plan_memory(plan, RINGSPAN_BACKWARD, lines.data(), count, &count), RINGSPAN_OK);
+  for (const ringspan_memory_line& line : lines) {
+    const std::string component = line.component;
+    EXPECT_EQ(line.pinned, line.in_arena == 0 && component != "task lists") << component;
   }
+  ringspan_plan_destroy(plan);
+  // Tensors on the device: nothing is copied, the plan books another memory.
+  options.host_tensors = 0;
+  options.bucket_rows = 0;
+  ASSERT_EQ(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_OK) << ringspan_last_error();
+  ASSERT_EQ(ringspan_plan_host_bytes(plan, RINGSPAN_FORWARD, &in, &out), RINGSPAN_OK);
+  EXPECT_EQ(in + out, 0);
+  ringspan_plan_destroy(plan);
 }
 
 // How many messages the stand-in for NCCL has moved in this process.
@@ -205,10 +250,10 @@ std::int64_t nccl_messages() {
 
 // However the messages go, the bits are the same.
 TEST(CDevice, MessagesFromDeviceToDevice) {
-  const std::vector<Tensors> expected = run_all(2, kDevice);
+  const std::vector<Tensors> expected = run_all(2, Where::device);
   for (const World world : {World::copies, World::nccl}) {
     const std::int64_t before = nccl_messages();
-    const std::vector<Tensors> actual = run_all(2, kDevice, world);
+    const std::vector<Tensors> actual = run_all(2, Where::device, world);
     EXPECT_EQ(nccl_messages() > before, world == World::nccl);
     for (std::size_t rank = 0; rank < expected.size(); ++rank) {
       EXPECT_EQ(actual[rank].o, expected[rank].o);
@@ -270,6 +315,51 @@ TEST(CDevice, ErrorsOfAttentions) {
   expect_error(ringspan_attention_set_seed(nullptr, 1), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   expect_error(ringspan_attention_wait(nullptr), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   ringspan_comm_destroy(comm);
+}
+
+TEST(CDevice, ErrorsOfStreamedTensors) {
+  ringspan_problem problem = make_problem(1);
+  ringspan_options options = stream_pieces(7);
+  ringspan_plan* plan = nullptr;
+  std::int64_t bytes = 0;
+  expect_error(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_UNSUPPORTED, "this rank computes on the CPU");
+  options.device = "gpu";
+  expect_error(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_INVALID_ARGUMENT, "gpu");
+  expect_error(ringspan_plan_host_bytes(nullptr, RINGSPAN_FORWARD, &bytes, &bytes), RINGSPAN_INVALID_ARGUMENT, "plan is null");
+  ringspan_comm* comm = nullptr;
+  ASSERT_EQ(ringspan_comm_create_threads(1, &comm), RINGSPAN_OK);
+  ringspan_attention* attention = nullptr;
+  options.device = nullptr;
+  const ringspan_execute_options cpu = on(nullptr), device = on(kDevice);
+  expect_error(ringspan_attention_create(&problem, &options, comm, &cpu, &attention), RINGSPAN_UNSUPPORTED,
+               "this rank computes on the CPU");
+  problem.dtype = RINGSPAN_BFLOAT16;
+  expect_error(ringspan_attention_create(&problem, &options, comm, &device, &attention), RINGSPAN_UNSUPPORTED, "round_o = 1");
+  options.round_o = 1;
+  ASSERT_EQ(ringspan_attention_create(&problem, &options, comm, &device, &attention), RINGSPAN_OK) << ringspan_last_error();
+  ringspan_attention_destroy(attention);
+  problem.dtype = RINGSPAN_FLOAT32;
+  // A struct of an older header: the tensors are memory of the device.
+  options.struct_size = offsetof(ringspan_options, host_tensors);
+  options.bucket_rows = 0;
+  ASSERT_EQ(ringspan_attention_create(&problem, &options, comm, &device, &attention), RINGSPAN_OK) << ringspan_last_error();
+  ringspan_attention_destroy(attention);
+  // Pageable memory.
+  options = stream_pieces(7);
+  ASSERT_EQ(ringspan_attention_create(&problem, &options, comm, &device, &attention), RINGSPAN_OK) << ringspan_last_error();
+  Tensors t(kTokens, 0);
+  auto forward = make_struct<ringspan_forward_tensors>();
+  forward.q = {t.q.data(), 0, kHeads * kDim, kDim};
+  forward.k = forward.v = {t.k.data(), 0, kKvHeads * kDim, kDim};
+  forward.o = {t.o.data(), 0, kHeads * kDim, kDim};
+  forward.lse = {t.lse.data(), 0, 1, kTokens};
+  forward.sinks = t.sinks.data();
+  expect_error(ringspan_attention_forward(attention, &forward), RINGSPAN_INVALID_ARGUMENT, "q.data");
+  expect_error(ringspan_attention_forward(attention, &forward), RINGSPAN_INVALID_ARGUMENT, "is not pinned host memory");
+  ringspan_attention_destroy(attention);
+  ringspan_comm_destroy(comm);
+  ringspan_device_buffer* buffer = nullptr;
+  expect_error(ringspan_device_buffer_create_pinned("cpu", 8, &buffer), RINGSPAN_INVALID_ARGUMENT, "other than the cpu");
 }
 
 TEST(CDevice, ErrorsOfWorlds) {

@@ -394,4 +394,4 @@ def _text():
     values = dict(pattern="full", causal=False, window=None, documents=False, scale=None, softcap=0.0, dropout=0.0, ranks=0,
                   sharding="contiguous", sharding_tokens=-1, sharding_ranks=-1, strategy="auto", layout="bshd", backward=True,
                   deadline=30.0)  # fmt: skip
-    return encode(*(values.get(name, 0 if name in ("memory_budget", "bucket_rows") else "") for name in names))
+    return encode(*(values.get(name, 0 if name in ("memory_budget", "bucket_rows", "host_tensors") else "") for name in names))

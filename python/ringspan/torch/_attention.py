@@ -138,6 +138,7 @@ def attention(
     bucket_rows: int = 0,
     kernel: str = "",
     device: str | None = None,
+    host_tensors: bool = False,
     **unknown,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     """Exact attention with exact gradients, on one rank or over many.
@@ -173,6 +174,10 @@ def attention(
     work is enqueued. `device` names where that must be, or, with tensors of the CPU, `"cuda-emulated"`: the kernels of CUDA devices
     run on the CPU, slowly, for tests.
 
+    With `host_tensors=True` q, k, v stay in pinned memory of the host (`q.pin_memory()`) and stream through `device`, which must be
+    named, in pieces of `bucket_rows` rows; `memory_budget` is then of the device's memory. Results and gradients are pinned tensors of
+    the host, and the call returns when they are there. One rank. See docs/python.md.
+
     Returns o in the layout of q, and with return_lse=True also lse (batch, heads, tokens; "thd": (heads, tokens)), float32,
     natural logarithm, differentiable. Results are always deterministic; `deterministic` is accepted for the likes of flash-attn.
 
@@ -194,7 +199,7 @@ def attention(
             lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
             dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, strategy=strategy, layout=layout,
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
-            device=device,
+            device=device, host_tensors=host_tensors,
         )  # fmt: skip
     except Error as error:
         if name and not torch.compiler.is_compiling():
@@ -211,11 +216,14 @@ def attention(
 def _prepare(
     q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
     dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
+    host_tensors=False,
 ):  # fmt: skip
     """The inputs of the op and its spec."""
     kind = q.device.type if isinstance(q, torch.Tensor) else ""
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
+        if host_tensors and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and {q.dtype, k.dtype, v.dtype} != {dtype}:
+            raise InvalidArgument(f"autocast would turn q, k, v into {dtype} in pageable memory; with host_tensors do it yourself, and pin them")
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     _check_tensors(q, k, v, layout)
     if layout == "bhsd":
@@ -229,7 +237,9 @@ def _prepare(
     if device is not None and not isinstance(device, (str, torch.device)):
         raise InvalidArgument(f"device ({device!r}) must be the name of a device")
     device = "" if device is None else str(device)
-    _device.check((("q", q), ("k", k), ("v", v), ("alibi_slopes", alibi_slopes), ("sinks", sinks)), device)
+    if not isinstance(host_tensors, bool):
+        raise InvalidArgument(f"host_tensors ({host_tensors!r}) must be True or False")
+    _device.check((("q", q), ("k", k), ("v", v), ("alibi_slopes", alibi_slopes), ("sinks", sinks)), device, host_tensors)
     cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     if cu_k is not None and cu_q is None:
         raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
@@ -250,6 +260,8 @@ def _prepare(
     if ranks is not None:
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise InvalidArgument(f"ranks ({ranks!r}) must be a positive integer")
+        if host_tensors and ranks > 1:
+            raise Unsupported(f"ranks ({ranks}) are simulated on tensors in the memory of the device; with host_tensors there is one rank")
         if sharding_tokens >= 0 and (sharding_tokens, sharding_ranks) != (q.shape[1], ranks):
             raise InvalidArgument(f"sharding is of {sharding_tokens} tokens over {sharding_ranks} ranks; expected {q.shape[1]} over {ranks}")
     needs_grad = torch.is_grad_enabled() and (
@@ -259,7 +271,7 @@ def _prepare(
         "" if pattern is None else pattern if isinstance(pattern, str) else str(pattern), bool(causal), window_pair(window),
         cu_q is not None, None if scale is None else _number(scale, "scale"), _number(softcap, "softcap"), dropout_p,
         0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _number(deadline, "deadline"),
-        int(memory_budget), int(bucket_rows), kernel, device,
+        int(memory_budget), int(bucket_rows), kernel, device, host_tensors,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)

@@ -1,6 +1,8 @@
 """Where a call computes: how the library names the device of the tensors, their addresses there, and the stream of torch that is used.
 
-Nothing is moved: tensors are used where they are. On CUDA a session works on the stream that was torch's current one when it was
+Nothing is moved: tensors are used where they are. With host_tensors they are memory of the host, pinned, and stream through a device
+that is named; a call then ends when its results are there, for torch's operations on the CPU, and its allocator of pinned memory,
+wait for nobody. On CUDA a session works on the stream that was torch's current one when it was
 made; a call from another stream is ordered behind that stream, and what follows on that stream behind the call. "cuda-emulated" is
 the library's emulation of a CUDA device, for tests: tensors of the CPU are its memory, and a call ends when it has.
 """
@@ -18,10 +20,12 @@ EMULATED = "cuda-emulated"
 KINDS = ("cpu", "cuda", EMULATED)
 
 
-def check(tensors, named):
+def check(tensors, named, host_tensors=False):
     """Refuses, by name, tensors in different places or where nothing computes; `named` is the argument device=, "" or None: not given.
 
-    tensors: (name, tensor), q first."""
+    tensors: (name, tensor), q first; with host_tensors q, k, v first."""
+    if host_tensors:
+        return _check_streamed(tensors, named)
     (_, q), *others = tensors
     kind = q.device.type
     if kind not in ("cpu", "cuda", "meta"):
@@ -42,27 +46,101 @@ def check(tensors, named):
     elif named != "cpu" and not re.fullmatch("cuda(:[0-9]+)?", named):
         raise InvalidArgument(f"unknown device {named!r}: expected cpu, cuda, cuda:INDEX or {EMULATED}")
     elif kind != "meta" and named not in (kind, str(q.device)):
-        raise InvalidArgument(f"device is {named}, but q is on {q.device}; tensors are not moved: q.to({named!r}) does")
+        streams = ", and host_tensors=True computes there on tensors in pinned memory of the host" if kind == "cpu" else ""
+        raise InvalidArgument(f"device is {named}, but q is on {q.device}; tensors are not moved: q.to({named!r}) does{streams}")
+
+
+def _check_streamed(tensors, named):
+    if not named or named == "cpu":
+        raise InvalidArgument(
+            "host_tensors=True needs device=, the device through which q, k, v stream: 'cuda', 'cuda:1', ...; the CPU reads them where they are"
+        )
+    if named != EMULATED and not re.fullmatch("cuda(:[0-9]+)?", named):
+        raise InvalidArgument(f"unknown device {named!r}: with host_tensors expected cuda, cuda:INDEX or {EMULATED}")
+    for name, t in tensors[:3]:
+        if t.device.type not in ("cpu", "meta"):
+            raise InvalidArgument(
+                f"{name} is on {t.device}, but host_tensors=True is for tensors in pinned memory of the host; leave it out, or keep {name} on "
+                "the host"
+            )
+    if named == EMULATED:
+        return
+    if not _core.HAS_CUDA:
+        raise Unsupported(
+            f"device is {named}, but this ringspan was built without CUDA; with nvcc 12.8 or newer on PATH, build it with "
+            "`pip install . -C cmake.define.RINGSPAN_CUDA=ON`"
+        )
+    if torch.compiler.is_compiling():
+        return  # the library sees to it
+    if not torch.cuda.is_available():
+        raise Unsupported(f"device is {named}, but torch finds no CUDA device")
+    for name, t in tensors[:3]:
+        if t.numel() > 0 and not t.is_pinned():
+            raise InvalidArgument(
+                f"{name} is in pageable memory, which {named} cannot copy from beside its kernels; pin it once: {name} = {name}.pin_memory(), "
+                "or make it with pin_memory=True"
+            )
 
 
 class Place:
-    """A device: `name` as the library has it, `device` as torch has it."""
+    """A device: `name` as the library has it, `device` as torch has it. With host_tensors its rows and statistics lie on the host."""
 
-    def __init__(self, device, named):
+    def __init__(self, device, named, host_tensors=False):
+        self.host_tensors = host_tensors
+        if host_tensors and named != EMULATED:
+            device = torch.device(named)
+            if device.index is None:
+                device = torch.device("cuda", torch.cuda.current_device())
         self.device = device
         self.kind = EMULATED if named == EMULATED else device.type
         self.name = f"cuda:{device.index or 0}" if self.kind == "cuda" else self.kind
+        self.pins = host_tensors and self.kind == "cuda"
+        self.memory = {"pin_memory": True} if self.pins else {}  # of results, as torch's functions take it
 
     def address(self, t):
         if t is None or t.data_ptr() == 0:
             return 0
         return _core.on_emulated_device(t.data_ptr()) if self.kind == EMULATED else t.data_ptr()
 
+    def _tensor_address(self, t):
+        return t.data_ptr() if self.host_tensors else self.address(t)
+
     def rows(self, t):  # (batch, tokens, heads, dim)
-        return (0, 0, 0, 0) if t is None else (self.address(t), t.stride(0), t.stride(1), t.stride(2))
+        return (0, 0, 0, 0) if t is None else (self._tensor_address(t), t.stride(0), t.stride(1), t.stride(2))
 
     def statistics(self, t):  # (batch, heads, tokens)
-        return (0, 0, 0, 0) if t is None else (self.address(t), t.stride(0), t.stride(2), t.stride(1))
+        return (0, 0, 0, 0) if t is None else (self._tensor_address(t), t.stride(0), t.stride(2), t.stride(1))
+
+    def dense_rows(self, t):
+        """The tensor itself unless its last dimension is strided, which kernels cannot read."""
+        if t.shape[-1] <= 1 or t.stride(-1) == 1:
+            return t
+        return self._pinned_copy(t) if self.pins else t.contiguous()
+
+    def pinned(self, t):
+        """The tensor, or where it would have to be pinned and is not (autograd's gradients rarely are) a copy that is."""
+        return t if t is None or not self.pins or t.is_pinned() else self._pinned_copy(t)
+
+    def _pinned_copy(self, t):
+        return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t)
+
+    def vector(self, t):
+        """Slopes or sinks, which lie on the device also where the tensors do not."""
+        return t if t is None or not self.host_tensors else t.to(self.device)
+
+    @contextlib.contextmanager
+    def holding(self, tensors):
+        """The emulated device takes any tensors of the CPU for pinned, for as long as this lasts."""
+        storages = []
+        if self.host_tensors and self.kind == EMULATED:
+            storages = [t.untyped_storage() for t in tensors if t is not None and t.numel() > 0]
+        for storage in storages:
+            _core.pin_on_emulated_device(storage.data_ptr(), storage.nbytes())
+        try:
+            yield
+        finally:
+            for storage in storages:
+                _core.unpin_on_emulated_device(storage.data_ptr())
 
     def stream(self):
         """torch's current stream there; None: it has none."""
@@ -111,13 +189,14 @@ class Session:
     def may_be_captured(self):
         return self.stream.cuda_stream != 0  # the default stream cannot be
 
-    def run(self, execute, seed=0):
-        """execute(the library's session); `seed` of dropout"""
+    def run(self, execute, seed=0, tensors=()):
+        """execute(the library's session); `seed` of dropout; `tensors`: what is read and written"""
         self.core.set_seed(seed)
-        with self._ordered():
-            execute(self.core)
-        if self.place.kind == EMULATED:
-            self.core.wait()  # torch's operations on the CPU wait for nobody
+        with self.place.holding(tensors):
+            with self._ordered():
+                execute(self.core)
+            if self.place.kind == EMULATED or self.place.host_tensors:
+                self.core.wait()  # torch's operations on the CPU wait for nobody
 
     @contextlib.contextmanager
     def _ordered(self):

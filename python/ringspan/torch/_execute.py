@@ -67,11 +67,6 @@ def _ints(t):
     return tuple(t.tolist()) if t is not None else ()
 
 
-def dense_rows(t):
-    """The tensor itself unless its last dimension is strided, which kernels cannot read."""
-    return t if t.shape[-1] <= 1 or t.stride(-1) == 1 else t.contiguous()
-
-
 class Call:
     """What a call of an op computes, but for the lengths of other ranks."""
 
@@ -80,7 +75,7 @@ class Call:
         self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
         self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k))
         self.alibi, self.sinks = alibi is not None, sinks is not None
-        self.place = _device.Place(q.device, self.spec.device)
+        self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
         self.key = (text, self.shape, self.lists, self.alibi, self.sinks)
 
     def problem(self, tokens_q, tokens_k, ranks):
@@ -97,7 +92,7 @@ class Call:
         s = self.spec
         return make_options(
             strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
-            bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel,
+            bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel, host_tensors=s.host_tensors,
         )  # fmt: skip
 
     def fields(self, backward):
@@ -133,6 +128,7 @@ class Call:
             ("whether gradients are needed", int(s.backward), False),
             ("memory_budget", s.memory_budget, False),
             ("bucket_rows", s.bucket_rows, False),
+            ("host_tensors", int(s.host_tensors), False),
         ]
 
 
@@ -148,12 +144,14 @@ class _Alone:
         self._plans = _Recent(_KEPT_PLANS)
         self._captured = []
 
-    def run(self, call, seed, execute, simulate):
-        """execute(the library's session) or simulate(plans)."""
+    def run(self, call, seed, execute, simulate, tensors=()):
+        """execute(the library's session) or simulate(plans); tensors: what is read and written."""
         ranks = max(1, call.spec.ranks)
         threads = max(1, num_threads() // ranks) if call.place.kind == "cpu" else 1
         key = (call.key, threads, call.place.name)
         session = self._sessions.take(key)
+        if call.place.is_capturing() and call.spec.host_tensors:
+            raise Unsupported("a CUDA graph cannot hold a call with host_tensors, which waits for its results")
         if call.place.is_capturing() and (session is None or call.spec.dropout != 0 or not session.may_be_captured()):
             if session is not None:
                 self._sessions.put(key, session)
@@ -171,7 +169,7 @@ class _Alone:
             if ranks > 1:
                 return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)
             session = _device.Session.alone(call.place, plans[0])
-        session.run(execute, seed)
+        session.run(execute, seed, tensors)
         if call.place.is_capturing():
             self._captured.append(session)  # its task lists are part of the graph
         self._sessions.put(key, session)
@@ -226,7 +224,7 @@ class _Group:
             session = _device.Session.of_group(call.place, problem, options, self.core, deadline)
             self._sessions.put(key, session)
         try:
-            session.run(execute, records[0][6])
+            session.run(execute, records[0][6], tensors)
         except BaseException:
             # The process group may still write into what it was given.
             self._kept.append((session, tensors))
@@ -322,21 +320,25 @@ def _run(call, backward, seed, group, execute, simulate, tensors):
     if group:
         group_named(group).run(call, backward, seed, execute, tensors)
     else:
-        _alone.run(call, seed, execute, simulate)
+        _alone.run(call, seed, execute, simulate, tensors)
 
 
-def empty_rows(like, dim, layout):
+def empty_rows(like, dim, layout, **memory):
     """(batch, tokens, heads, dim), dense in the caller's layout."""
     b, n, h = like.shape[0], like.shape[1], like.shape[2]
     if layout == "bhsd":
-        return like.new_empty((b, h, n, dim)).transpose(1, 2)
-    return like.new_empty((b, n, h, dim))
+        return like.new_empty((b, h, n, dim), **memory).transpose(1, 2)
+    return like.new_empty((b, n, h, dim), **memory)
+
+
+def keeps_o(spec, q):
+    """Whether backward reads o in float32 (16-bit training) or per branch (the torchscale dialect), which is kept beside the tensors."""
+    return not spec.host_tensors and (q.dtype != torch.float32 or spec.pattern.states > 1)
 
 
 def saved_bytes(spec, q, v):
-    """What backward needs besides tensors: o in float32 for 16-bit training, o per branch of the torchscale dialect."""
     states = spec.pattern.states
-    if not spec.backward or (q.dtype == torch.float32 and states == 1):
+    if not spec.backward or not keeps_o(spec, q):
         return 0
     return 4 * states * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[3]
 
@@ -352,9 +354,10 @@ def _vectors(place, alibi, sinks, heads):
 def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
     call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
     place = call.place
-    q, k, v = dense_rows(q), dense_rows(k), dense_rows(v)
-    o = empty_rows(q, v.shape[3], call.spec.layout)
-    lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, device=q.device)
+    q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
+    alibi, sinks = place.vector(alibi), place.vector(sinks)
+    o = empty_rows(q, v.shape[3], call.spec.layout, **place.memory)
+    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, **place.memory)
     saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8, device=q.device)
     tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
     named = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=saved.numel())
@@ -372,9 +375,12 @@ def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
 def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
     call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
     place = call.place
-    q, k, v, d_out = dense_rows(q), dense_rows(k), dense_rows(v), dense_rows(d_out)
-    dq, dk, dv = (empty_rows(t, t.shape[3], call.spec.layout) for t in (q, k, v))
-    dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32, device=q.device)
+    q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
+    d_out, dlse = place.pinned(place.dense_rows(d_out)), place.pinned(dlse)
+    of_sinks = sinks if sinks is not None else q
+    alibi, sinks = place.vector(alibi), place.vector(sinks)
+    dq, dk, dv = (empty_rows(t, t.shape[3], call.spec.layout, **place.memory) for t in (q, k, v))
+    dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32, device=place.device)
     # o is None where it is kept in `saved`.
     inputs = (q, k, v, o, lse, d_out, dlse)
     tensors = [
@@ -396,7 +402,7 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_
     )  # fmt: skip
     if group and sinks is not None:
         dsinks /= group_named(group).core.size  # every rank has the sum; shares add up to it, as those of weights do
-    return dq, dk, dv, dsinks
+    return dq, dk, dv, dsinks.to(of_sinks.device)
 
 
 __all__ = ["DTYPES", "backward", "empty_rows", "forget_plans", "forward", "group_named", "saved_bytes"]

@@ -37,7 +37,7 @@ def _(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
 @torch.library.register_fake("ringspan::attention_backward")
 def _(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
     layout = decode(text).layout
-    dsinks = q.new_empty((q.shape[2] if sinks is not None else 0,), dtype=torch.float32)
+    dsinks = (sinks if sinks is not None else q).new_empty((q.shape[2] if sinks is not None else 0,), dtype=torch.float32)
     return (*(_execute.empty_rows(t, t.shape[3], layout) for t in (q, k, v)), dsinks)
 
 
@@ -46,7 +46,7 @@ def _setup_context(ctx, inputs, output):
     o, lse, saved = output
     ctx.set_materialize_grads(False)
     # Where o was kept in float32 the rounded one is not read.
-    keeps = q.dtype != torch.float32 or decode(text).pattern.states > 1
+    keeps = _execute.keeps_o(decode(text), q)
     ctx.save_for_backward(q, k, v, None if keeps else o, lse, saved, alibi, sinks, cu_q, cu_k, len_q, len_k, seed)
     ctx.text, ctx.group = text, group
 

@@ -30,16 +30,17 @@ class Spec:
     bucket_rows: int
     kernel: str
     device: str  # "": where the tensors are
+    host_tensors: bool
 
 
 def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy,
-           layout, backward, deadline, memory_budget, bucket_rows, kernel, device):  # fmt: skip
+           layout, backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors):  # fmt: skip
     """Only formatting: this is traced by torch.compile."""
     bounds = "" if window is None else f"{window[0]},{window[1]}"
     return (
         f"{pattern}|{int(causal)}|{bounds}|{int(documents)}|{'' if scale is None else repr(scale)}|{softcap!r}|{dropout!r}|{ranks}|"
         f"{sharding}|{sharding_tokens}|{sharding_ranks}|{strategy}|{layout}|{int(backward)}|{deadline!r}|{memory_budget}|"
-        f"{bucket_rows}|{kernel}|{device}"
+        f"{bucket_rows}|{kernel}|{device}|{int(host_tensors)}"
     )
 
 
@@ -47,7 +48,7 @@ def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, s
 def decode(text):
     """Raises InvalidArgument where the pattern or the window make no sense."""
     (pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
-     backward, deadline, memory_budget, bucket_rows, kernel, device) = text.split("|")  # fmt: skip
+     backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors) = text.split("|")  # fmt: skip
     window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
     return Spec(
         text=text,
@@ -68,4 +69,5 @@ def decode(text):
         bucket_rows=int(bucket_rows),
         kernel=kernel,
         device=device,
+        host_tensors=host_tensors == "1",
     )
