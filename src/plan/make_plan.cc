@@ -15,7 +15,7 @@ namespace ringspan {
 namespace internal {
 namespace {
 
-constexpr int kPlanVersion = 2;
+constexpr int kPlanVersion = 3;
 
 void validate_options(const Problem& problem, const PlanOptions& options, int rank) {
   if (rank < 0 || rank >= problem.ranks) {

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "pattern/arithmetic.h"
 
 namespace ringspan::internal {
 namespace {
@@ -119,29 +120,33 @@ bool Route::serves(int direction, int hop) const { return hop <= (direction == 0
 
 RingRoutes::RingRoutes(const Problem& problem, std::span<const Shard> shards_q, std::span<const Shard> shards_k) {
   const int ranks = problem.ranks;
-  for (int owner = 0; owner < ranks; ++owner) {
-    Readers readers(problem, shards_q, shards_k[static_cast<std::size_t>(owner)], owner);
-    // Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows; among
-    // equals the first. The last is looked at first, since it often rules out the others at a glance.
-    Route best;
-    std::int64_t best_rows = std::numeric_limits<std::int64_t>::max();
-    for (const int up : {ranks / 2, 0, ranks - 1}) {
-      const std::array<int, kDirections> hops{up, ranks - 1 - up};
-      if (least_rows_moved(readers, ranks, 0, hops[0]) + least_rows_moved(readers, ranks, 1, hops[1]) > best_rows) continue;
-      Route route;
+  std::vector<Readers> readers;
+  for (int owner = 0; owner < ranks; ++owner)
+    readers.emplace_back(problem, shards_q, shards_k[static_cast<std::size_t>(owner)], owner);
+  // Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows; among
+  // equals the first. One for all owners: were they to differ, some ranks would be visited from both sides in one stage, and
+  // from none in another. The last way is looked at first, since it often rules out the others at a glance.
+  std::int64_t best_rows = std::numeric_limits<std::int64_t>::max();
+  for (const int up : {ranks / 2, 0, ranks - 1}) {
+    const std::array<int, kDirections> hops{up, ranks - 1 - up};
+    std::int64_t rows = 0;
+    for (Readers& of : readers) rows += least_rows_moved(of, ranks, 0, hops[0]) + least_rows_moved(of, ranks, 1, hops[1]);
+    if (rows > best_rows) continue;
+    rows = 0;
+    std::vector<Route> routes(readers.size());
+    for (std::size_t owner = 0; owner < routes.size() && rows <= best_rows; ++owner) {
+      Route& route = routes[owner];
       route.up_ = hops[0];
       route.down_ = hops[1];
-      std::int64_t rows = 0;
       for (int direction = 0; direction < kDirections; ++direction) {
         const auto d = static_cast<std::size_t>(direction);
-        route.legs_[d] = legs_to(readers, ranks, direction, hops[d]);
+        route.legs_[d] = legs_to(readers[owner], ranks, direction, hops[d]);
         rows += rows_moved(route.legs_[d]);
       }
-      if (rows > best_rows) continue;
-      best_rows = rows;
-      best = std::move(route);
     }
-    routes_.push_back(std::move(best));
+    if (rows > best_rows) continue;
+    best_rows = rows;
+    routes_ = std::move(routes);
   }
 }
 
@@ -164,6 +169,26 @@ std::vector<std::vector<Box>> cut(std::span<const Box> boxes, std::int64_t rows)
       done += count;
     }
   }
+  return parts;
+}
+
+std::vector<std::vector<Box>> cut_both_ends(std::span<const Box> boxes, std::int64_t rows) {
+  const std::int64_t all = row_count(boxes);
+  std::int64_t first = 0, largest = 0;
+  std::size_t middle = 0;
+  for (const Box& box : boxes) {
+    largest = std::max(largest, box.batch_count * box.heads.count);
+    if (2 * first >= all) continue;
+    first += box.rows();
+    ++middle;
+  }
+  const std::int64_t share = all == 0 ? 0 : static_cast<std::int64_t>(Int128{rows} * first / all);
+  if (std::min(share, rows - share) < largest || middle == boxes.size()) return cut(boxes, rows);
+  std::vector<std::vector<Box>> parts = cut(boxes.first(middle), share);
+  const std::vector<std::vector<Box>> others = cut(boxes.subspan(middle), rows - share);
+  parts.resize(std::max(parts.size(), others.size()));
+  if (static_cast<std::int64_t>(parts.size()) >= 2 * ceil_div(all, rows)) return cut(boxes, rows);
+  for (std::size_t i = 0; i < others.size(); ++i) parts[i].insert(parts[i].end(), others[i].begin(), others[i].end());
   return parts;
 }
 

@@ -1,4 +1,4 @@
-// Routes: how the rows of one owner reach their readers round the ring. What a route carries follows from the problem alone,
+// Routes: how the rows of an owner reach their readers round the ring. What a route carries follows from the problem alone,
 // so that it is found once and is the same for every rank, pass and bucket size. Pure.
 #pragma once
 
@@ -49,6 +49,10 @@ class RingRoutes {
 // Cuts rows into consecutive parts of at most `rows` (batch, position, head) rows, at positions; a position of one box stays
 // whole. No two neighbouring parts fit into one.
 std::vector<std::vector<Box>> cut(std::span<const Box> boxes, std::int64_t rows);
+
+// The same where every part takes its share of the first half of the boxes and of the second. As many parts as cut() may make:
+// fewer than twice rows_of_all / rows, rounded up; where that cannot be, what cut() makes.
+std::vector<std::vector<Box>> cut_both_ends(std::span<const Box> boxes, std::int64_t rows);
 
 // The rows that are in both lists of disjoint boxes, as disjoint boxes.
 std::vector<Box> common(std::span<const Box> a, std::span<const Box> b);

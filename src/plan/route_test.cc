@@ -62,6 +62,17 @@ TEST(RingRoutes, CarryWhatLaterReadersRead) {
   }
 }
 
+TEST(RingRoutes, TakeTheSameWayForAllOwners) {
+  for (std::uint64_t seed = 1; seed <= 100; ++seed) {
+    testing::RandomProblem random(seed);
+    const World world(random.problem(static_cast<int>(random.draw(2, 7))));
+    const RingRoutes routes(world.problem, world.q, world.k);
+    for (int owner = 1; owner < world.problem.ranks; ++owner) {
+      for (int h = 1; h < world.problem.ranks; ++h) ASSERT_EQ(routes.of(owner).serves(0, h), routes.of(0).serves(0, h));
+    }
+  }
+}
+
 // One direction carries all of it p - 1 times; two directions, each to its nearer side, do so as well.
 TEST(RingRoutes, AFullPatternNeedsOneLegPerOwner) {
   Problem p;
@@ -74,30 +85,62 @@ TEST(RingRoutes, AFullPatternNeedsOneLegPerOwner) {
   EXPECT_EQ(rows, 7 * 8);
 }
 
-TEST(Cut, IsAPartitionIntoPartsThatFit) {
-  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
-    testing::RandomProblem random(seed);
-    std::vector<Box> boxes;
+// Disjoint boxes of positions in order, and a limit that the heads of a position fit into.
+struct RandomBoxes {
+  explicit RandomBoxes(std::uint64_t seed) : random(seed) {
     std::int64_t first = 0;
     for (std::int64_t count = random.draw(0, 6); count > 0; --count) {
       const Progression positions{first, random.draw(1, 3), random.draw(1, 20)};
       boxes.push_back({0, random.draw(1, 2), {0, 1, random.draw(1, 4)}, positions});
       first = positions.end();
     }
-    const std::int64_t limit = random.draw(8, 40);
-    const std::vector<std::vector<Box>> parts = cut(boxes, limit);
-    std::vector<Box> all;
-    for (std::size_t i = 0; i < parts.size(); ++i) {
-      ASSERT_GT(row_count(parts[i]), 0) << "seed " << seed;
-      ASSERT_LE(row_count(parts[i]), limit) << "seed " << seed;
-      if (i > 0) {
-        ASSERT_GT(row_count(parts[i - 1]) + row_count(parts[i]), limit) << "seed " << seed;
-      }
-      all.insert(all.end(), parts[i].begin(), parts[i].end());
-    }
-    ASSERT_TRUE(is_disjoint(all)) << "seed " << seed;
-    ASSERT_EQ(row_count(all), row_count(boxes)) << "seed " << seed;
-    ASSERT_EQ(row_count(common(all, boxes)), row_count(boxes)) << "seed " << seed;
+    limit = random.draw(8, 40);
+  }
+  testing::RandomProblem random;
+  std::vector<Box> boxes;
+  std::int64_t limit = 0;
+};
+
+void expect_partition(const std::vector<std::vector<Box>>& parts, const RandomBoxes& of, std::uint64_t seed) {
+  std::vector<Box> all;
+  for (const std::vector<Box>& part : parts) {
+    ASSERT_GT(row_count(part), 0) << "seed " << seed;
+    ASSERT_LE(row_count(part), of.limit) << "seed " << seed;
+    all.insert(all.end(), part.begin(), part.end());
+  }
+  ASSERT_TRUE(is_disjoint(all)) << "seed " << seed;
+  ASSERT_EQ(row_count(all), row_count(of.boxes)) << "seed " << seed;
+  ASSERT_EQ(row_count(common(all, of.boxes)), row_count(of.boxes)) << "seed " << seed;
+  const std::int64_t least = (row_count(all) + of.limit - 1) / of.limit;
+  ASSERT_LE(static_cast<std::int64_t>(parts.size()), std::max(2 * least - 1, std::int64_t{0})) << "seed " << seed;
+}
+
+TEST(Cut, IsAPartitionIntoPartsThatFit) {
+  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
+    const RandomBoxes random(seed);
+    const std::vector<std::vector<Box>> parts = cut(random.boxes, random.limit);
+    ASSERT_NO_FATAL_FAILURE(expect_partition(parts, random, seed));
+    for (std::size_t i = 1; i < parts.size(); ++i)
+      ASSERT_GT(row_count(parts[i - 1]) + row_count(parts[i]), random.limit) << "seed " << seed;
+  }
+}
+
+TEST(CutBothEnds, IsAPartitionIntoPartsThatFit) {
+  for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
+    const RandomBoxes random(seed);
+    ASSERT_NO_FATAL_FAILURE(expect_partition(cut_both_ends(random.boxes, random.limit), random, seed));
+  }
+}
+
+TEST(CutBothEnds, TakesFromBothHalves) {
+  const std::vector<Box> boxes{{0, 1, {0, 1, 2}, {0, 1, 64}}, {0, 1, {0, 1, 2}, {192, 1, 64}}};
+  const std::vector<std::vector<Box>> parts = cut_both_ends(boxes, 64);
+  ASSERT_EQ(parts.size(), 4U);
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const auto place = static_cast<std::int64_t>(16 * i);
+    ASSERT_EQ(parts[i].size(), 2U);
+    EXPECT_EQ(parts[i][0].positions, (Progression{place, 1, 16}));
+    EXPECT_EQ(parts[i][1].positions, (Progression{192 + place, 1, 16}));
   }
 }
 

@@ -6,15 +6,22 @@
 // gets them in one message. With p ranks, hop h = 1 .. p - 1 of bucket b is received in stage s = b (p - 1) + h - 1, computed
 // in s + 1, its result returned in s + 2 and taken in before s + 3. Two slots per direction suffice: a slot is received into
 // every other stage.
+//
+// No rank is more than a stage ahead of its neighbours, so that every stage should take all ranks equally long. Under a causal
+// mask, zigzag chunks make equal work of different numbers of rows, and of the two ends of a chunk: lists that travel at the
+// same time are therefore cut into equally many buckets, and those of a ring take from both ends of a chunk.
 #include <algorithm>
 #include <array>
 
 #include "base/check.h"
+#include "pattern/arithmetic.h"
 #include "plan/pass.h"
 #include "plan/route.h"
 
 namespace ringspan::internal {
 namespace {
+
+constexpr std::int64_t kLeastBucketRows = 64;
 
 using Buckets = std::vector<std::vector<Box>>;
 const std::vector<Box> kNoBoxes;
@@ -51,7 +58,7 @@ class Stream {
  private:
   int at(int distance) const { return ((pass_.rank() + distance) % ranks_ + ranks_) % ranks_; }
   std::vector<Box> reads(int reader, int owner);
-  Buckets cut(std::span<const Box> boxes) const;
+  std::int64_t bucket_rows(std::int64_t rows, std::int64_t most) const;
   void make_direct();
   void make_relayed();
   void hop(std::int64_t bucket, int direction, int h);
@@ -98,19 +105,34 @@ std::vector<Box> Stream::reads(int reader, int owner) {
   return std::move(found.boxes);
 }
 
-Buckets Stream::cut(std::span<const Box> boxes) const {
+// The rows, of all heads and batch items, in a bucket of a list of `rows`: such that it makes as many buckets as the largest of
+// the lists that travel at the same time, which has `most` rows; but not fewer than kLeastBucketRows for that alone.
+std::int64_t Stream::bucket_rows(std::int64_t rows, std::int64_t most) const {
   const Problem& problem = pass_.problem();
-  return internal::cut(boxes, pass_.setting().bucket_rows * problem.batch * (key_side_ ? problem.kv_heads : problem.heads));
+  const std::int64_t per_token = problem.batch * (key_side_ ? problem.kv_heads : problem.heads);
+  const std::int64_t largest = pass_.setting().bucket_rows * per_token;
+  const std::int64_t buckets = std::max(ceil_div(most, largest), std::int64_t{1});
+  const std::int64_t tokens = std::max(ceil_div(ceil_div(rows, buckets), per_token), kLeastBucketRows);
+  return std::min(largest, tokens * per_token);
 }
 
-// Hop h is the exchange with the ranks h above and below.
+// Hop h is the exchange with the ranks h above and below. What two ranks send each other makes equally many buckets.
 void Stream::make_direct() {
+  std::vector<std::vector<Box>> from, to;  // by distance
+  for (int h = 0; h < ranks_; ++h) {
+    from.push_back(h == 0 ? kNoBoxes : reads(pass_.rank(), at(h)));
+    to.push_back(h == 0 ? kNoBoxes : reads(at(h), pass_.rank()));
+  }
+  const auto most = [&](int h) {
+    return std::max(row_count(from[static_cast<std::size_t>(h)]), row_count(to[static_cast<std::size_t>(h)]));
+  };
+  const auto cut_of = [&](const std::vector<Box>& boxes, int h) { return cut(boxes, bucket_rows(row_count(boxes), most(h))); };
   for (int h = 1; h < ranks_; ++h) {
     Hop hop;
     hop.from = hop.source = at(-h);
     hop.to = hop.reader = at(h);
-    hop.incoming = hop.mine = cut(reads(pass_.rank(), hop.source));
-    hop.outgoing = cut(reads(hop.reader, pass_.rank()));
+    hop.incoming = hop.mine = cut_of(from[static_cast<std::size_t>(ranks_ - h)], ranks_ - h);
+    hop.outgoing = cut_of(to[static_cast<std::size_t>(h)], h);
     if (returns_) hop.theirs = hop.outgoing;
     hops_[0].push_back(std::move(hop));
   }
@@ -127,9 +149,13 @@ void Stream::make_relayed() {
     return parts_of;
   };
   const Route& own = routes.of(pass_.rank());
+  std::int64_t most = 0;
+  for (int owner = 0; owner < ranks_; ++owner)
+    for (int d = 0; d < kDirections; ++d) most = std::max(most, row_count(routes.of(owner).carried(d, 1)));
+  const auto cut_of = [&](const std::vector<Box>& boxes) { return cut_both_ends(boxes, bucket_rows(row_count(boxes), most)); };
   for (int direction = 0; direction < kDirections; ++direction) {
     const std::vector<Box>& own_rows = own.carried(direction, 1);
-    const Buckets own_buckets = cut(own_rows);
+    const Buckets own_buckets = cut_of(own_rows);
     Buckets onward = own_buckets;  // what goes out at the next hop
     for (int h = 1; h < ranks_; ++h) {
       Hop hop;
@@ -143,7 +169,7 @@ void Stream::make_relayed() {
       const std::vector<Box>& carried = route.carried(direction, h);
       onward.clear();
       if (!carried.empty()) {
-        const Buckets buckets = cut(all);
+        const Buckets buckets = cut_of(all);
         hop.incoming = parts(carried, buckets, all);
         if (h + 1 < ranks_) onward = parts(route.carried(direction, h + 1), buckets, all);
         if (route.serves(direction, h)) hop.mine = parts(reads(pass_.rank(), hop.source), buckets, all);
