@@ -43,6 +43,15 @@ struct TunedSizes {
   bool operator==(const TunedSizes&) const = default;
 };
 
+// What a rank needs besides the steps that all ranks plan alike: scratch of its kernels on a CPU, lists of tasks on a device.
+// With a memory budget a plan leaves room for the most of any rank, so that all choose the same strategy and buckets; an
+// Attention agrees on it. Zero: as this rank alone.
+struct RankOverhead {
+  std::int64_t forward_scratch = 0, backward_scratch = 0;  // bytes
+  bool task_lists = false;
+  bool operator==(const RankOverhead&) const = default;
+};
+
 // Where a size comes from: "given" by the options, "tuned", "default", or made smaller for the "memory budget".
 enum class SizeSource : std::uint8_t { given, tuned, standard, budget };
 std::string_view to_string(SizeSource source);
@@ -71,6 +80,7 @@ struct PlanOptions {
   Tile attend_backward_tile;
   TunedSizes tuned;
   DeviceKind device = DeviceKind::cpu;  // of this rank; an Attention sets it to what it runs on
+  RankOverhead most_overhead;           // of all ranks, for the memory budget
   bool device_messages = false;         // and its communicator takes memory of the device: no pinned messages
   // The caller's tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows; one rank, on a
   // device. memory_budget is then what the pieces, and all that is computed from them, may take there.

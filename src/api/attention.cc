@@ -4,7 +4,6 @@
 #include <optional>
 #include <utility>
 
-#include "comm/agree.h"
 #include "cuda/select_device.h"
 #include "exec/executor.h"
 #include "exec/handshake.h"
@@ -27,10 +26,7 @@ struct Attention::Impl {
     } catch (const std::exception&) {
       own_error = std::current_exception();
     }
-    if (communicator.size() > 1) {
-      const std::uint64_t fingerprint = executor ? executor->plan().fingerprint() : 0;
-      Agreement(communicator).agree_fingerprint(fingerprint, 0, own_error, internal::usable_deadline(execute.deadline));
-    }
+    internal::agree_on_plan(communicator, executor ? &executor->plan() : nullptr, own_error, execute.deadline);
     if (own_error != nullptr) std::rethrow_exception(own_error);
   }
 };
@@ -43,7 +39,9 @@ Attention::Attention(const Problem& problem, const PlanOptions& options, Communi
   } catch (const Error&) {  // the other ranks are told instead of left to wait
     internal::refuse_problem(communicator, std::current_exception(), execute.deadline);
   }
-  const PlanOptions agreed = internal::agree_on_problem(communicator, problem, tuned, execute.deadline);
+  if (!execute.device.empty() && execute.device != "cpu") tuned.device = DeviceKind::cuda;
+  PlanOptions agreed = internal::agree_on_problem(communicator, problem, tuned, execute.deadline);
+  agreed.device = options.device;
   const auto plan = [&](internal::Device* device) {
     PlanOptions own = agreed;
     if (device != nullptr && own.device == DeviceKind::cpu) {

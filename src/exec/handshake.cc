@@ -10,6 +10,7 @@
 
 #include "base/fnv1a.h"
 #include "comm/agree.h"
+#include "plan/kernel_choice.h"
 #include "ringspan/error.h"
 #include "ringspan/version.h"
 
@@ -30,6 +31,7 @@ class Fields {
   void bits(std::string_view name, std::int64_t value) { list_.push_back({name, value, false, true}); }
   void real(std::string_view name, float value) { bits(name, std::bit_cast<std::uint32_t>(value)); }
   void minimum(std::string_view name, std::int64_t value) { list_.push_back({name, value, true, false}); }
+  void most(std::string_view name, std::int64_t value) { minimum(name, value); }  // both extremes become known
   std::span<const AgreeField> list() const { return list_; }
 
  private:
@@ -69,12 +71,26 @@ void add_options(const PlanOptions& options, Fields& fields) {
   fields.number("strategy (0 auto, 1 local, 2 all-gather, 3 exchange, 4 ring, 5 pass-q, 6 ulysses)",
                 static_cast<std::int64_t>(options.strategy));
   fields.number("computing_ranks", options.computing_ranks);
-  fields.number("bucket_rows", options.bucket_rows);
+  fields.number("backward", options.backward ? 1 : 0);
+  fields.number("keep_o_float32", options.keep_o_float32 ? 1 : 0);
+  fields.number("host_tensors", options.host_tensors ? 1 : 0);
+}
+
+void add_cost(const PlanOptions& options, Fields& fields) {
   fields.number("cost.flops_per_second", options.cost.flops_per_second);
   fields.number("cost.bytes_per_second", options.cost.bytes_per_second);
   fields.number("cost.message_nanoseconds", options.cost.message_nanoseconds);
-  fields.number("backward", options.backward ? 1 : 0);
-  fields.number("keep_o_float32", options.keep_o_float32 ? 1 : 0);
+}
+
+// A kernel that cannot be had is the planner's to refuse.
+RankOverhead own_overhead(const Problem& problem, const PlanOptions& options) {
+  if (options.device != DeviceKind::cpu) return {0, 0, true};
+  try {
+    return {kernel_scratch_bytes(problem, options, Pass::forward),
+            options.backward ? kernel_scratch_bytes(problem, options, Pass::backward) : 0, false};
+  } catch (const Error&) {
+    return {};
+  }
 }
 
 void check_own(const Communicator& communicator, const Problem& problem, Communicator::Seconds deadline) {
@@ -87,6 +103,19 @@ void check_own(const Communicator& communicator, const Problem& problem, Communi
 }
 
 }  // namespace
+
+void agree_on_plan(Communicator& communicator, const Plan* plan, const std::exception_ptr& own_error,
+                   Communicator::Seconds deadline) {
+  if (communicator.size() == 1) return;
+  Fields fields;  // those of the fingerprint; which ones they are does not depend on the plan
+  add_problem(plan == nullptr ? Problem{} : plan->problem(), fields);
+  add_options(plan == nullptr ? PlanOptions{} : plan->options(), fields);
+  fields.number(
+      "bucket_rows of plans made apart, with a memory budget or tuned sizes (give bucket_rows, or let the attention plan)",
+      plan == nullptr ? 0 : plan->bucket_rows());
+  fields.bits("the plan (fingerprint)", plan == nullptr ? 0 : std::bit_cast<std::int64_t>(plan->fingerprint()));
+  Agreement(communicator).agree(fields.list(), own_error, usable_deadline(deadline), kFingerprintRounds);
+}
 
 void check_deadline(Communicator::Seconds deadline) {
   if (!(deadline.count() > 0)) throw InvalidArgument(fmt::format("deadline ({} s) must be positive", deadline.count()));
@@ -117,11 +146,19 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
   fields.number("the version of ringspan", RINGSPAN_VERSION);
   add_problem(problem, fields);
   add_options(options, fields);
+  fields.number("bucket_rows", options.bucket_rows);
+  add_cost(options, fields);
+  const RankOverhead own = own_error == nullptr ? own_overhead(problem, options) : RankOverhead{};
+  fields.most("forward_scratch", own.forward_scratch);
+  fields.most("backward_scratch", own.backward_scratch);
+  fields.most("task_lists", own.task_lists ? 1 : 0);
   fields.minimum("tuned.bucket_rows", options.tuned.bucket_rows);
   fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
   Agreement agreement(communicator);
   const auto extents = agreement.agree(fields.list(), own_error, usable_deadline(deadline));
   PlanOptions agreed = options;
+  const std::span<const AgreeExtent> most = std::span(extents).last(5);
+  agreed.most_overhead = {most[0].maximum, most[1].maximum, most[2].maximum != 0};
   agreed.tuned.bucket_rows = extents[extents.size() - 2].minimum;  // 0 where a rank has measured nothing
   const std::int64_t budget = extents.back().minimum;
   agreed.memory_budget = budget == kUnlimited ? 0 : budget;

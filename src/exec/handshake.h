@@ -11,7 +11,8 @@
 namespace ringspan::internal {
 
 // Agrees field by field on everything that decides the plan; threads, the names of kernels and their tiles may differ, and the
-// memory budget and the tuned rows of a bucket become the smallest ones of all ranks. Returns the options to plan with. Throws,
+// memory budget and the tuned rows of a bucket become the smallest ones of all ranks, the overhead that the budget leaves room
+// for the largest. options.device is what this rank computes on. Returns the options to plan with. Throws,
 // on all ranks: CommError that names the first field that differs, with two ranks and their values, or the error of the lowest
 // rank whose own problem is invalid. The communicator stays usable.
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
@@ -21,6 +22,11 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
 // ranks throw it (or that of a lower rank).
 [[noreturn]] void refuse_problem(Communicator& communicator, const std::exception_ptr& own_error,
                                  Communicator::Seconds deadline);
+
+// That plans fit together, which may have been made apart; nullptr with the error of a rank that has none. Throws, on all
+// ranks, the error of the lowest rank that has one, or CommError that names the first difference.
+void agree_on_plan(Communicator& communicator, const Plan* plan, const std::exception_ptr& own_error,
+                   Communicator::Seconds deadline);
 
 // Throws InvalidArgument unless the deadline is positive; a rank that was given another one still takes part with
 // usable_deadline(), to say so.

@@ -59,7 +59,7 @@ Outcome evaluate(const Setting& setting) {
   for (const int rank : sampled_ranks(setting.ranks())) {
     const PlanData data = build_plan(setting, rank);
     outcome.nanoseconds = std::max(outcome.nanoseconds, data.nanoseconds);
-    const std::int64_t bytes = peak_bytes(data);
+    const std::int64_t bytes = peak_bytes_of_any(data);
     if (bytes > outcome.bytes) {
       outcome.bytes = bytes;
       outcome.dominating = dominating(data);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 
 #include "plan/device_memory.h"
 
@@ -80,6 +81,21 @@ std::int64_t peak_bytes(const PlanData& data) {
   std::int64_t bytes = caller_bytes(data, data.has_backward ? Pass::backward : Pass::forward) + arena_bytes(data);
   for (const MemoryLine& line : device_memory(data)) bytes += line.pinned ? 0 : line.bytes;
   return bytes;
+}
+
+std::int64_t peak_bytes_of_any(const PlanData& data) {
+  const RankOverhead& most = data.options.most_overhead;
+  const bool on_device = most.task_lists || data.options.device != DeviceKind::cpu;
+  const std::int64_t lists = on_device ? kTaskListBlocks * task_list_bytes(data) : 0;
+  std::int64_t arena = 0;
+  for (const auto& [program, scratch] :
+       {std::pair{&data.forward, most.forward_scratch}, {&data.backward, most.backward_scratch}}) {
+    const bool has_own = !program->regions.empty() && program->regions.back().component == Component::scratch;  // it comes last
+    const std::int64_t steps = has_own ? program->regions.back().offset : program->arena_bytes;
+    const std::int64_t others = program->attend_items.empty() ? 0 : (scratch + 63) / 64 * 64;
+    arena = std::max(arena, steps + std::max({program->arena_bytes - steps, others, lists}));
+  }
+  return caller_bytes(data, data.has_backward ? Pass::backward : Pass::forward) + arena;
 }
 
 MemoryLine dominating(const PlanData& data) {

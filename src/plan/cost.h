@@ -22,6 +22,8 @@ std::vector<MemoryLine> caller_memory(const PlanData& data, Pass pass);
 
 // The larger of both passes where the rank computes: the caller's tensors, the arena, and on a device what lies beside it.
 std::int64_t peak_bytes(const PlanData& data);
+// The same for the rank with PlanOptions::most_overhead: what a memory budget is compared with, alike on all ranks.
+std::int64_t peak_bytes_of_any(const PlanData& data);
 // The component that the peak pass spends most on.
 MemoryLine dominating(const PlanData& data);
 

@@ -149,7 +149,7 @@ TEST(AttentionErrors, PlansThatDoNotFit) {
     Case other = test;
     other.problem.pattern.causal = communicator.rank() == 1;
     expect_throw<CommError>([&] { Attention(make_plan(other.problem, other.options, communicator.rank()), communicator); },
-                            "ranks disagree on the plan (fingerprint)");
+                            "ranks disagree on pattern (hash)");
     const Attention attention(own, communicator);  // the communicator is as good as new
   });
 }

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <array>
 #include <functional>
 #include <memory>
 #include <string>
@@ -161,6 +163,93 @@ TEST(DeviceMemory, BudgetsCountWhatLiesBesideTheArena) {
     const std::int64_t callers =
         booked(plan, Pass::backward, [](const MemoryLine& l) { return !l.in_arena && !l.beside_arena; });
     EXPECT_LE(callers + counters.device.most, test.options.memory_budget);
+  });
+}
+
+// Under a budget, a rank of the CPU (scratch of its kernels, as many as threads) and one of a device (lists of tasks) would
+// choose different buckets, each by its own books.
+class RanksThatDiffer : public ::testing::Test {
+ protected:
+  RanksThatDiffer() {
+    test_.problem.tokens_q = test_.problem.tokens_k = 800;
+    test_.options.bucket_rows = PlanOptions::kBucketAuto;
+  }
+  // 0: nothing fits.
+  std::int64_t rows_of_lone(const PlanOptions& own, std::int64_t budget, int rank) const {
+    PlanOptions options = own;
+    options.memory_budget = budget;
+    try {
+      return make_plan(test_.problem, options, rank).bucket_rows();
+    } catch (const OutOfBudget&) {
+      return 0;
+    }
+  }
+  // Under which the options of both ranks have plans, with different buckets.
+  void find_budget(const PlanOptions& first, const PlanOptions& second) {
+    const auto peak = [&](const PlanOptions& options) {
+      return internal::peak_bytes(make_plan(test_.problem, options, 0).data());
+    };
+    const std::int64_t most = std::max(peak(first), peak(second));
+    for (std::int64_t budget = most / 400; budget < most; budget += most / 400) {
+      const std::int64_t rows = rows_of_lone(first, budget, 0), others = rows_of_lone(second, budget, 1);
+      if (rows == 0 || others == 0 || rows == others) continue;
+      test_.options.memory_budget = budget;
+      return;
+    }
+    FAIL() << "no budget makes them differ";
+  }
+  Case test_ = make_case("causal", Strategy::ring, 2);
+};
+
+TEST_F(RanksThatDiffer, InTheirKindOfDevice) {
+  PlanOptions device = test_.options;
+  device.device = DeviceKind::cuda;
+  ASSERT_NO_FATAL_FAILURE(find_budget(test_.options, device));
+  test_.devices = {"cpu", kDevice};
+  const Whole whole(test_);
+  std::array<std::int64_t, 2> rows{};
+  const Outputs outputs = run(test_, whole, [&](Attention& attention, const RankTensors& tensors) {
+    const Plan& plan = attention.plan();
+    rows[static_cast<std::size_t>(plan.rank())] = plan.bucket_rows();
+    EXPECT_LE(internal::peak_bytes(plan.data()), test_.options.memory_budget) << "rank " << plan.rank();
+    plan.rank() == 0 ? forward_and_backward(attention, tensors) : device_script(kDevice)(attention, tensors);
+  });
+  EXPECT_EQ(judge(test_, whole, outputs), "");
+  EXPECT_EQ(rows[0], rows[1]);
+  EXPECT_LT(rows[0], 256) << "the budget left the bucket alone";
+}
+
+TEST_F(RanksThatDiffer, InTheirThreads) {
+  PlanOptions threads = test_.options;
+  threads.threads = 7;
+  ASSERT_NO_FATAL_FAILURE(find_budget(test_.options, threads));
+  std::array<std::int64_t, 2> rows{};
+  run_thread_ranks(make_thread_world(2), [&](Communicator& communicator) {
+    PlanOptions own = test_.options;
+    if (communicator.rank() == 1) own.threads = 7;
+    const Attention attention(test_.problem, own, communicator);
+    rows[static_cast<std::size_t>(communicator.rank())] = attention.plan().bucket_rows();
+    EXPECT_LE(internal::peak_bytes(attention.plan().data()), own.memory_budget);
+  });
+  EXPECT_GT(rows[0], 0);
+  EXPECT_EQ(rows[0], rows[1]);
+}
+
+// Nobody can agree where plans are made apart: the refusal says what to give.
+TEST_F(RanksThatDiffer, PlansMadeApart) {
+  PlanOptions device = test_.options;
+  device.device = DeviceKind::cuda;
+  ASSERT_NO_FATAL_FAILURE(find_budget(test_.options, device));
+  device.memory_budget = test_.options.memory_budget;
+  run_thread_ranks(make_thread_world(2), [&](Communicator& communicator) {
+    const bool on_device = communicator.rank() == 1;
+    const Plan plan = make_plan(test_.problem, on_device ? device : test_.options, communicator.rank());
+    ExecuteOptions execute;
+    if (on_device) execute.device = kDevice;
+    EXPECT_THAT([&] { Attention(plan, communicator, execute); },
+                ::testing::ThrowsMessage<CommError>(
+                    ::testing::AllOf(::testing::HasSubstr("ranks disagree on bucket_rows of plans made apart"),
+                                     ::testing::HasSubstr("give bucket_rows, or let the attention plan"))));
   });
 }
 
