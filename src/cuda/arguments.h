@@ -18,7 +18,11 @@ struct Group {
   std::int64_t task_count = 0;
 };
 
+// The instructions that products of tiles are made of: mma.sync by warps (machine.h), wgmma by warpgroups (warpgroup.h).
+enum class TileKernel : std::uint8_t { mma, wgmma };
+
 struct AttendArguments {
+  TileKernel kernel = TileKernel::mma;
   kernels::AttendParams params;
   std::uint32_t dropout_threshold = 0;
   const kernels::AttendTask* tasks = nullptr;  // in the order of the groups

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cuda/block_parts.h"
+#include "cuda/state_rows.h"
 #include "cuda/tile_product.h"
 
 namespace ringspan::cuda {
@@ -35,7 +36,7 @@ class AttendBlock {
     first_row_ = (group.tiles - 1 - work.tile) * P::kRows;  // under a causal mask the last rows have most to do
     const std::int64_t rows_left = head_task.q_count - first_row_;
     rows_ = rows_left < P::kRows ? static_cast<int>(rows_left) : P::kRows;
-    load_state(head_task);
+    state_.load(m_, head_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
     for (std::int64_t index = 0; index < group.task_count; ++index) {
       const Task& task = arguments_.tasks[group.first_task + index];
       if (index == 0 || task.q.data != head_task.q.data) {
@@ -45,7 +46,7 @@ class AttendBlock {
       }
       take_in(task);
     }
-    store_state(head_task);
+    state_.store(m_, head_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
   }
 
  private:
@@ -53,59 +54,6 @@ class AttendBlock {
 
   RINGSPAN_DEVICE std::int64_t position_of_row(const Task& task, int row) const {
     return task.q_first + (first_row_ + row) * task.q_step;
-  }
-
-  RINGSPAN_DEVICE void load_state(const Task& task) {
-    const auto m_rows = view_of<const float>(task.m, batch_, head_);
-    const auto l_rows = view_of<const float>(task.l, batch_, head_);
-    const auto acc_rows = view_of<const float>(task.acc, batch_, head_);
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(thread);
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        const bool valid = row < rows_;
-        seen_[thread][half] = 0;
-        max_[thread][half] = valid ? *m_rows.row(first_row_ + row) : kMinusInfinity;
-        sum_[thread][half] = valid && lane.column == 0 ? *l_rows.row(first_row_ + row) : 0.0F;  // the others hold later parts
-        RINGSPAN_UNROLL
-        for (int j = 0; j < P::kDim / 8; ++j) {
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + lane.column + e;
-            acc_[thread][j * 4 + half * 2 + e] =
-                valid && column < params_.shape.head_dim_v ? acc_rows.row(first_row_ + row)[column] : 0.0F;
-          }
-        }
-      }
-    });
-  }
-
-  RINGSPAN_DEVICE void store_state(const Task& task) {
-    m_.quad_sum(sum_);
-    const auto m_rows = view_of<float>(task.m, batch_, head_);
-    const auto l_rows = view_of<float>(task.l, batch_, head_);
-    const auto acc_rows = view_of<float>(task.acc, batch_, head_);
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(thread);
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        if (row >= rows_ || seen_[thread][half] == 0) continue;  // a row without a pair keeps its bits
-        if (lane.column == 0) {
-          *m_rows.row(first_row_ + row) = max_[thread][half];
-          *l_rows.row(first_row_ + row) = sum_[thread][half];
-        }
-        RINGSPAN_UNROLL
-        for (int j = 0; j < P::kDim / 8; ++j) {
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + lane.column + e;
-            if (column < params_.shape.head_dim_v) acc_rows.row(first_row_ + row)[column] = acc_[thread][j * 4 + half * 2 + e];
-          }
-        }
-      }
-    });
   }
 
   RINGSPAN_DEVICE void take_in(const Task& task) {
@@ -128,7 +76,7 @@ class AttendBlock {
       const bool non_finite = m_.sync_any(flags_);
       take_in_tile(task, column, head, non_finite ? kRefused : 0.0F);
       if (non_finite) take_in_non_finite(v_rows, column, valid);
-      product_rn<P>(m_, acc_, scores_, v_tile_, stage_);
+      product_rn<P>(m_, state_.acc, scores_, v_tile_, stage_);
     }
   }
 
@@ -137,7 +85,7 @@ class AttendBlock {
   RINGSPAN_DEVICE void take_in_non_finite(RowsView<const Element> v_rows, std::int64_t column0, int valid) {
     stage_weights<P>(m_, scores_, stage_);
     clean_tile<P, P::kCols>(m_, v_tile_);
-    add_non_finite<P>(m_, acc_, stage_, v_rows, column0, valid, params_.shape.head_dim_v, visible_,
+    add_non_finite<P>(m_, state_.acc, stage_, v_rows, column0, valid, params_.shape.head_dim_v, visible_,
                       [](int, float weight) { return weight != kRefused; });
     m_.each([&](int thread) {
       RINGSPAN_UNROLL
@@ -172,7 +120,7 @@ class AttendBlock {
       kernels::IndexRange range{};
       if (row < rows_) range = kernels::keys_of_row(task, first_row_ + row);
       clip(range, column0, P::kCols, half, visible_[thread][0]);
-      if (!range.empty()) seen_[thread][half] = 1;
+      if (!range.empty()) state_.seen[thread][half] = 1;
       const std::int64_t i = position_of_row(task, row) + task.diagonal;
       float largest = kMinusInfinity;
       RINGSPAN_UNROLL
@@ -198,15 +146,15 @@ class AttendBlock {
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
       const std::int64_t i = position_of_row(task, lane.row + half * 8);
-      const float before = max_[thread][half];
+      const float before = state_.max[thread][half];
       const float now = fmaxf(before, tile_max_[thread][half]);
       const float shrink = before == now ? 1.0F : M::template exp<P::kType>(before - now);  // never -inf - (-inf)
-      max_[thread][half] = now;
-      float sum = sum_[thread][half] * shrink;
+      state_.max[thread][half] = now;
+      float sum = state_.sum[thread][half] * shrink;
       RINGSPAN_UNROLL
       for (int j = 0; j < P::kDim / 8; ++j) {
-        acc_[thread][j * 4 + half * 2] *= shrink;
-        acc_[thread][j * 4 + half * 2 + 1] *= shrink;
+        state_.acc[thread][j * 4 + half * 2] *= shrink;
+        state_.acc[thread][j * 4 + half * 2 + 1] *= shrink;
       }
       RINGSPAN_UNROLL
       for (int j = 0; j < P::kCols / 8; ++j) {
@@ -225,7 +173,7 @@ class AttendBlock {
           score = weight;
         }
       }
-      sum_[thread][half] = sum;
+      state_.sum[thread][half] = sum;
     }
   }
 
@@ -236,10 +184,9 @@ class AttendBlock {
   float* stage_;
   std::int64_t batch_ = 0, head_ = 0, first_row_ = 0;
   int rows_ = 0;
-  Registers<float, P::kDim / 2> acc_;
+  StateRows<P, M> state_;
   Registers<float, P::kCols / 2> scores_;
-  Registers<float, 2> max_, sum_, tile_max_;
-  Registers<int, 2> seen_;
+  Registers<float, 2> tile_max_;
   Registers<int, 1> flags_;
   Registers<VisibleColumns, 1> visible_;
 };

@@ -2,10 +2,9 @@
 // it, so that they compile side by side.
 #pragma once
 
-#include <cuda_runtime.h>
-
 #include "cuda/attend_block.h"
 #include "cuda/device_launch.h"
+#include "cuda/device_launch_blocks.h"
 #include "cuda/device_machine.h"
 #include "cuda/gradient_block.h"
 #include "cuda/tile_policy.h"
@@ -24,18 +23,6 @@ __global__ void __launch_bounds__(P::kThreads) gradient_kernel(const __grid_cons
   extern __shared__ __align__(16) unsigned char shared[];
   CudaMachine<P::kThreads> machine;
   GradientBlock<P, CudaMachine<P::kThreads>, kGradient>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
-}
-
-template <typename Kernel>
-cudaError_t launch_blocks(Kernel* kernel, const AttendArguments& arguments, std::int64_t blocks, int threads, int shared_bytes,
-                          cudaStream_t stream) {
-  // Beyond 48 KiB a kernel has to ask, once per device; asking again costs about a microsecond.
-  const cudaError_t status =
-      cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel), cudaFuncAttributeMaxDynamicSharedMemorySize, shared_bytes);
-  if (status != cudaSuccess) return status;
-  kernel<<<static_cast<unsigned>(blocks), static_cast<unsigned>(threads), static_cast<std::size_t>(shared_bytes), stream>>>(
-      arguments);
-  return cudaGetLastError();
 }
 
 template <typename P>

@@ -32,6 +32,11 @@ class CudaMachine {
     return __expf(x);
   }
 
+  static __device__ __forceinline__ int hidden(int value) {
+    asm volatile("" : "+r"(value));
+    return value;
+  }
+
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
     body(static_cast<int>(threadIdx.x));

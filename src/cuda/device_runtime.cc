@@ -66,6 +66,7 @@ class CudaRuntime final : public Runtime {
                                     properties.minor));
     }
     shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
+    has_warpgroups_ = RINGSPAN_CUDA_SM90A && properties.major == 9 && properties.minor == 0;
     if (owns_stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
     for (cudaEvent_t& event : events_)
       check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cannot create an event on " + name_);
@@ -98,6 +99,7 @@ class CudaRuntime final : public Runtime {
     if (status != cudaErrorPeerAccessAlreadyEnabled) check(status, fmt::format("{} cannot reach {}", name_, peer->name_));
   }
   int shared_bytes_per_block() const override { return shared_bytes_; }
+  bool has_warpgroups() const override { return has_warpgroups_; }
   bool holds(const void* data) const override {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
@@ -169,6 +171,11 @@ class CudaRuntime final : public Runtime {
 
   void attend(const AttendArguments& arguments, std::int64_t blocks) override {
     const CurrentDevice current(index_);
+    if (arguments.kernel == TileKernel::wgmma) {
+      const auto launch = arguments.params.shape.dtype == DType::bfloat16 ? launch_attend_warpgroups<DType::bfloat16>
+                                                                          : launch_attend_warpgroups<DType::float16>;
+      return launched(launch(arguments, blocks, stream_), "attend with wgmma");
+    }
     switch (arguments.params.shape.dtype) {
       case DType::float32:
         return launched(launch_attend_typed<DType::float32>(arguments, blocks, stream_), "attend");
@@ -257,6 +264,7 @@ class CudaRuntime final : public Runtime {
   bool owns_stream_;
   std::string name_;
   int shared_bytes_ = 0;
+  bool has_warpgroups_ = false;
   cudaEvent_t events_[kEvents] = {};
   cudaStream_t copy_stream_ = nullptr;  // made when it is first used, with its events
   cudaEvent_t computed_ = nullptr, copied_ = nullptr;

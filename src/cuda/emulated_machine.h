@@ -33,6 +33,8 @@ class EmulatedMachine {
     return std::exp(x);
   }
 
+  static int hidden(int value) { return value; }
+
   template <typename Body>
   void each(Body&& body) {
     for (int thread = 0; thread < kThreads; ++thread) body(thread);

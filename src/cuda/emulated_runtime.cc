@@ -179,6 +179,7 @@ class EmulatedRuntime final : public Runtime {
   void with_device(FunctionRef<void()> action) override { action(); }
   void reach(const Runtime& /*other*/) override {}  // its memory is that of all
   int shared_bytes_per_block() const override { return 227 * 1024; }
+  bool has_warpgroups() const override { return true; }
 
   bool is_capturing() override { return capture_ != nullptr && capture_->active; }
 

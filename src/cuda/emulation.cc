@@ -5,7 +5,9 @@
 #include <vector>
 
 #include "cuda/attend_block.h"
+#include "cuda/attend_warpgroup_block.h"
 #include "cuda/emulated_machine.h"
+#include "cuda/emulated_warpgroup.h"
 #include "cuda/gradient_block.h"
 #include "cuda/row_block.h"
 #include "cuda/schedule.h"
@@ -16,13 +18,26 @@
 namespace ringspan::cuda {
 namespace {
 
-// One block on memory of its own, shared memory full of NaN.
+std::vector<Chunk> shared_memory(int bytes) {  // full of NaN
+  return std::vector<Chunk>(static_cast<std::size_t>(bytes + 15) / 16, Chunk{{~0U, ~0U, ~0U, ~0U}});
+}
+
+// One block on memory of its own.
 template <template <typename, typename> typename Block, typename P>
 void run_block(const AttendArguments& arguments, std::int64_t block, int shared_bytes) {
   using Machine = EmulatedMachine<P::kThreads>;
-  std::vector<Chunk> shared(static_cast<std::size_t>(shared_bytes + 15) / 16, Chunk{{~0U, ~0U, ~0U, ~0U}});
+  std::vector<Chunk> shared = shared_memory(shared_bytes);
   Machine machine;
   const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, reinterpret_cast<unsigned char*>(shared.data()));
+  program->run(block);
+}
+template <template <typename, typename> typename Block, typename P>
+void run_warpgroup_block(const AttendArguments& arguments, std::int64_t block, int shared_bytes) {
+  using Machine = EmulatedHopperMachine<P::kThreads>;
+  std::vector<Chunk> shared = shared_memory(shared_bytes);
+  auto* const bytes = reinterpret_cast<unsigned char*>(shared.data());
+  Machine machine(bytes, shared_bytes);
+  const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, bytes);
   program->run(block);
 }
 
@@ -48,12 +63,14 @@ void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int6
 
 // Calls launch(arguments, blocks) for every wave.
 template <typename Launch>
-void for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner, Launch&& launch) {
-  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_rows(params.shape));
+void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
+               Launch&& launch) {
+  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_rows(kernel, params.shape));
   std::vector<kernels::AttendTask> ordered;
   for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
   for (const Wave& wave : schedule.waves) {
     AttendArguments arguments;
+    arguments.kernel = kernel;
     arguments.params = params;
     arguments.dropout_threshold = kernels::dropout_threshold(params.dropout);
     arguments.tasks = ordered.data();
@@ -63,11 +80,13 @@ void for_waves(const kernels::AttendParams& params, std::span<const kernels::Att
   }
 }
 
+template <TileKernel kNamed>
 void run_attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
                 const kernels::Context& context) {
-  for_waves(params, tasks, Owner::state, [&](const AttendArguments& arguments, std::int64_t blocks) {
-    emulate_attend(arguments, blocks, context.pool, context.progress);
-  });
+  for_waves(forward_kernel(kNamed, params.shape), params, tasks, Owner::state,
+            [&](const AttendArguments& arguments, std::int64_t blocks) {
+              emulate_attend(arguments, blocks, context.pool, context.progress);
+            });
 }
 
 void run_attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
@@ -77,10 +96,11 @@ void run_attend_backward(const kernels::AttendParams& params, std::span<const ke
       emulate_gradient(gradient, arguments, blocks, context.pool, context.progress);
     };
   };
-  for_waves(params, tasks, Owner::query_gradients, launch(Gradient::dq));
-  if (fuses_key_gradients(params.shape)) return for_waves(params, tasks, Owner::key_gradients, launch(Gradient::dk_dv));
-  for_waves(params, tasks, Owner::key_gradients, launch(Gradient::dk));
-  for_waves(params, tasks, Owner::key_gradients, launch(Gradient::dv));
+  for_waves(TileKernel::mma, params, tasks, Owner::query_gradients, launch(Gradient::dq));
+  if (fuses_key_gradients(params.shape))
+    return for_waves(TileKernel::mma, params, tasks, Owner::key_gradients, launch(Gradient::dk_dv));
+  for_waves(TileKernel::mma, params, tasks, Owner::key_gradients, launch(Gradient::dk));
+  for_waves(TileKernel::mma, params, tasks, Owner::key_gradients, launch(Gradient::dv));
 }
 
 template <DType kType>
@@ -89,9 +109,11 @@ bool supports(const kernels::AttendShape& shape) {
 }
 
 constexpr kernels::AttendKernel kForward[] = {
-    {"attend_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend},
-    {"attend_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend},
-    {"attend_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend},
+    {"attend_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>},
+    {"attend_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>},
+    {"attend_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>},
+    {"attend_bf16_wgmma_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend<TileKernel::wgmma>},
+    {"attend_f16_wgmma_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend<TileKernel::wgmma>},
 };
 constexpr kernels::AttendKernel kBackward[] = {
     {"attend_backward_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend_backward},
@@ -105,6 +127,11 @@ void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, Threa
   pool.parallel_for(
       blocks,
       [&](std::int64_t block, int) {
+        if (arguments.kernel == TileKernel::wgmma) {
+          return with_warpgroup_policy(arguments.params.shape, [&](auto policy) {
+            run_warpgroup_block<AttendWarpgroupBlock, decltype(policy)>(arguments, block, decltype(policy)::kForwardBytes);
+          });
+        }
         with_policy(arguments.params.shape, [&](auto policy) {
           run_block<AttendBlock, decltype(policy)>(arguments, block, decltype(policy)::kForwardBytes);
         });

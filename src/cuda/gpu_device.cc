@@ -43,7 +43,11 @@ RowOp op_of(internal::LaunchKind kind) {
 
 }  // namespace
 
-GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
+GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime, TileKernel kernel) : runtime_(std::move(runtime)), kernel_(kernel) {
+  if (kernel_ == TileKernel::wgmma && !runtime_->has_warpgroups()) {
+    throw Unsupported(fmt::format("{} has no wgmma kernels: they need compute capability 9.0 and a build for 90a", name()));
+  }
+}
 
 GpuDevice::~GpuDevice() {
   release_sides();
@@ -77,8 +81,8 @@ void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward
     throw Unsupported(fmt::format("{} has no kernel for head_dim {} and head_dim_v {}: at most 256 each", name(),
                                   shape.head_dim, shape.head_dim_v));
   }
-  const int needed = with_policy(
-      shape, [&](auto policy) { return backward ? decltype(policy)::kBackwardBytes : decltype(policy)::kForwardBytes; });
+  const int forward = forward_bytes(forward_kernel(kernel_, shape), shape);
+  const int needed = backward ? std::max(forward, backward_bytes(shape)) : forward;
   if (needed > runtime_->shared_bytes_per_block()) {
     throw Unsupported(fmt::format("{} gives a block {} bytes of shared memory, but {} with head_dim {} needs {}", name(),
                                   runtime_->shared_bytes_per_block(), to_string(shape.dtype), shape.head_dim, needed));
@@ -146,14 +150,15 @@ const T* GpuDevice::send(std::span<const T> values) {
   return sent;
 }
 
-void GpuDevice::for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
-                          FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
-  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_rows(params.shape));
+void GpuDevice::for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
+                          Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
+  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_rows(kernel, params.shape));
   if (schedule.waves.empty()) return;
   std::vector<kernels::AttendTask> ordered;
   ordered.reserve(schedule.order.size());
   for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
   AttendArguments arguments;
+  arguments.kernel = kernel;
   arguments.params = params;
   arguments.dropout_threshold = kernels::dropout_threshold(params.dropout);
   arguments.tasks = send(std::span<const kernels::AttendTask>(ordered));
@@ -166,13 +171,13 @@ void GpuDevice::for_waves(const kernels::AttendParams& params, std::span<const k
 }
 
 void GpuDevice::attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
-  for_waves(params, tasks, Owner::state,
+  for_waves(forward_kernel(kernel_, params.shape), params, tasks, Owner::state,
             [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->attend(arguments, blocks); });
 }
 
 void GpuDevice::attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
   const auto pass = [&](Owner owner, Gradient gradient) {
-    for_waves(params, tasks, owner,
+    for_waves(TileKernel::mma, params, tasks, owner,
               [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->gradient(gradient, arguments, blocks); });
   };
   if (tasks.empty()) return;

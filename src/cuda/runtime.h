@@ -39,6 +39,8 @@ class Runtime {
   virtual void reach(const Runtime& other) = 0;
   // Shared memory that a block may have, in bytes.
   virtual int shared_bytes_per_block() const = 0;
+  // Whether TileKernel::wgmma can run.
+  virtual bool has_warpgroups() const = 0;
 
   // Whether what is enqueued is written down for a CUDA graph instead of run: nothing may be waited for or recorded then.
   virtual bool is_capturing() = 0;

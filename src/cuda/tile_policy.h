@@ -6,6 +6,7 @@
 // its row here; nothing else knows a size.
 #pragma once
 
+#include "kernels/attend.h"
 #include "kernels/storage.h"
 #include "ringspan/dtype.h"
 
@@ -34,10 +35,35 @@ struct TilePolicy {
   static constexpr int kBackwardBytes = 2 * kRowTileBytes + 2 * kColTileBytes + kStageBytes + 2 * kCols * 4;
 };
 
+// For warpgroups (sm_90a, warpgroup.h): two of them, with 64 rows each; tiles of the other side have two buffers. kDim is 64 or
+// 128.
+template <DType kDType, int kPaddedDim>
+struct WarpgroupPolicy {
+  using Storage = kernels::Storage<kDType>;
+  using Element = typename Storage::Type;
+  static constexpr DType kType = kDType;
+  static constexpr int kDim = kPaddedDim;
+  static constexpr int kThreads = 256;
+  static constexpr int kRows = 128;
+  static constexpr int kCols = 128;
+
+  static constexpr int kRowTileBytes = kRows * kDim * 2;
+  static constexpr int kColTileBytes = kCols * kDim * 2;
+  // Rows, two buffers of each of the other side's tiles, a byte per pair, and room to begin at a multiple of 1,024.
+  static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kRows * kCols + 1024;
+};
+
 // The padded head dimension; 0 where there is none.
 constexpr int padded_dim(int head_dim, int head_dim_v) {
   const int dim = head_dim > head_dim_v ? head_dim : head_dim_v;
   return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
+}
+
+// The shapes of WarpgroupPolicy. Calls of functions, and what softcap, ALiBi and dropout compute for each pair, would put
+// products that are under way and arithmetic beside them one behind the other again.
+constexpr bool warpgroups_support(const kernels::AttendShape& shape) {
+  const int dim = padded_dim(shape.head_dim, shape.head_dim_v);
+  return shape.dtype != DType::float32 && (dim == 64 || dim == 128) && !shape.softcap && !shape.alibi && !shape.dropout;
 }
 
 }  // namespace ringspan::cuda

@@ -1,0 +1,147 @@
+// HopperMachine: warpgroup products and asynchronous copies on the block itself; see warpgroup.h. For nvcc only. Machine code
+// for other targets than sm_90a has none of it: there the operations are empty and nothing launches such a program.
+#pragma once
+
+#include "cuda/block_parts.h"
+#include "cuda/device_machine.h"
+#include "cuda/warpgroup.h"
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+#define RINGSPAN_WARPGROUPS 1
+#else
+#define RINGSPAN_WARPGROUPS 0
+#endif
+
+// One instruction: `acc` accumulators named %0 ... by `list`, then the other operands from number `A` on.
+// clang-format off
+#define RINGSPAN_ACC32                                                                                                    \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, " \
+  "%25, %26, %27, %28, %29, %30, %31}, "
+#define RINGSPAN_ACC64                                                                                                    \
+  "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, " \
+  "%25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "  \
+  "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+#define RINGSPAN_OUT8(c, i) \
+  "+f"(c[i]), "+f"(c[i + 1]), "+f"(c[i + 2]), "+f"(c[i + 3]), "+f"(c[i + 4]), "+f"(c[i + 5]), "+f"(c[i + 6]), "+f"(c[i + 7])
+#define RINGSPAN_OUT32(c) RINGSPAN_OUT8(c, 0), RINGSPAN_OUT8(c, 8), RINGSPAN_OUT8(c, 16), RINGSPAN_OUT8(c, 24)
+#define RINGSPAN_OUT64(c)                                                                                   \
+  RINGSPAN_OUT32(c), RINGSPAN_OUT8(c, 32), RINGSPAN_OUT8(c, 40), RINGSPAN_OUT8(c, 48), RINGSPAN_OUT8(c, 56)
+// d, a-desc, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-a, imm-trans-b
+#define RINGSPAN_WGMMA(shape, type, list, outs, a_number, b_number, accumulate_number, trans_number)                       \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_number ", 0;\n"                                              \
+               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " " list a_number ", " b_number                \
+               ", p, 1, 1, 0, " trans_number ";\n}\n"                                                                      \
+               : outs : "l"(a), "l"(b), "r"(accumulate), "n"(kTranspose) : "memory")
+// d, a, b-desc, scale-d, imm-scale-a, imm-scale-b, imm-trans-b
+#define RINGSPAN_WGMMA_REGISTERS(shape, type, list, outs, a_numbers, b_number, accumulate_number)                         \
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, " accumulate_number ", 0;\n"                                              \
+               "wgmma.mma_async.sync.aligned." shape ".f32." type "." type " " list a_numbers ", " b_number               \
+               ", p, 1, 1, 1;\n}\n"                                                                                        \
+               : outs : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(accumulate) : "memory")
+// clang-format on
+
+namespace ringspan::cuda {
+
+template <int kBlockThreads>
+class HopperMachine : public CudaMachine<kBlockThreads> {
+ public:
+  template <typename T, int kCount>
+  using Registers = typename CudaMachine<kBlockThreads>::template Registers<T, kCount>;
+
+  static __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+  }
+
+  static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
+
+  __device__ __forceinline__ void copy_async(int, void* to, const void* from, int bytes) {
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
+                 : "memory");
+  }
+  __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+  template <int kPending>
+  __device__ __forceinline__ void wait_copies() {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+  }
+  __device__ __forceinline__ void store_shared(int, void* to, const Chunk& chunk) { *static_cast<Chunk*>(to) = chunk; }
+  __device__ __forceinline__ Chunk load_shared(int, const void* from) { return *static_cast<const Chunk*>(from); }
+  __device__ __forceinline__ void fence_async() {
+#if RINGSPAN_WARPGROUPS
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+  }
+
+  template <DType kType, int kN, Major kMajor, typename DescribeA>
+  __device__ __forceinline__ void multiply(Registers<float, kN / 2>& sums, DescribeA&& describe_a, std::uint64_t b,
+                                           int accumulate) {
+    const std::uint64_t a = describe_a(warpgroup());
+    [[maybe_unused]] float(&c)[kN / 2] = sums.values;
+    [[maybe_unused]] constexpr int kTranspose = kMajor == Major::mn;
+#if RINGSPAN_WARPGROUPS
+    if constexpr (kN == 64 && kType == DType::bfloat16) {
+      RINGSPAN_WGMMA("m64n64k16", "bf16", RINGSPAN_ACC32, RINGSPAN_OUT32(c), "%32", "%33", "%34", "%35");
+    } else if constexpr (kN == 64) {
+      RINGSPAN_WGMMA("m64n64k16", "f16", RINGSPAN_ACC32, RINGSPAN_OUT32(c), "%32", "%33", "%34", "%35");
+    } else if constexpr (kType == DType::bfloat16) {
+      RINGSPAN_WGMMA("m64n128k16", "bf16", RINGSPAN_ACC64, RINGSPAN_OUT64(c), "%64", "%65", "%66", "%67");
+    } else {
+      RINGSPAN_WGMMA("m64n128k16", "f16", RINGSPAN_ACC64, RINGSPAN_OUT64(c), "%64", "%65", "%66", "%67");
+    }
+#endif
+  }
+
+  template <DType kType, int kN, int kCount>
+  __device__ __forceinline__ void multiply_from_registers(Registers<float, kN / 2>& sums,
+                                                          Registers<std::uint32_t, kCount>& weights, int first, std::uint64_t b,
+                                                          int accumulate) {
+    [[maybe_unused]] float(&c)[kN / 2] = sums.values;
+    [[maybe_unused]] const std::uint32_t* a = weights.values + first;
+#if RINGSPAN_WARPGROUPS
+    if constexpr (kN == 64 && kType == DType::bfloat16) {
+      RINGSPAN_WGMMA_REGISTERS("m64n64k16", "bf16", RINGSPAN_ACC32, RINGSPAN_OUT32(c), "{%32, %33, %34, %35}", "%36", "%37");
+    } else if constexpr (kN == 64) {
+      RINGSPAN_WGMMA_REGISTERS("m64n64k16", "f16", RINGSPAN_ACC32, RINGSPAN_OUT32(c), "{%32, %33, %34, %35}", "%36", "%37");
+    } else if constexpr (kType == DType::bfloat16) {
+      RINGSPAN_WGMMA_REGISTERS("m64n128k16", "bf16", RINGSPAN_ACC64, RINGSPAN_OUT64(c), "{%64, %65, %66, %67}", "%68", "%69");
+    } else {
+      RINGSPAN_WGMMA_REGISTERS("m64n128k16", "f16", RINGSPAN_ACC64, RINGSPAN_OUT64(c), "{%64, %65, %66, %67}", "%68", "%69");
+    }
+#endif
+  }
+
+  template <typename... Group>
+  __device__ __forceinline__ void fence_registers(Group&... groups) {
+    (hold(groups), ...);
+#if RINGSPAN_WARPGROUPS
+    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+#endif
+  }
+  __device__ __forceinline__ void commit_products() {
+#if RINGSPAN_WARPGROUPS
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+#endif
+  }
+  template <int kPending, typename... Group>
+  __device__ __forceinline__ void wait_products(Group&... groups) {
+#if RINGSPAN_WARPGROUPS
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+#endif
+    (hold(groups), ...);
+  }
+
+ private:
+  static __device__ __forceinline__ int warpgroup() { return uniform(static_cast<int>(threadIdx.x) / kWarpgroup); }
+  // The compiler may not move what touches these registers across this place.
+  template <int kCount>
+  static __device__ __forceinline__ void hold(Registers<float, kCount>& r) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(r.values[i])::"memory");
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void hold(Registers<std::uint32_t, kCount>& r) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(r.values[i])::"memory");
+  }
+};
+
+}  // namespace ringspan::cuda

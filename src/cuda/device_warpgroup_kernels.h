@@ -1,0 +1,34 @@
+// The block programs for warpgroups as CUDA kernels, and how they are launched. For nvcc only; one .cu file per dtype and
+// direction includes it.
+#pragma once
+
+#include "cuda/attend_warpgroup_block.h"
+#include "cuda/device_launch.h"
+#include "cuda/device_launch_blocks.h"
+#include "cuda/device_warpgroup.h"
+#include "cuda/tile_policy.h"
+
+namespace ringspan::cuda {
+
+template <typename P>
+__global__ void __launch_bounds__(P::kThreads, 1) attend_warpgroup_kernel(const __grid_constant__ AttendArguments arguments) {
+#if RINGSPAN_WARPGROUPS
+  extern __shared__ __align__(16) unsigned char shared[];
+  HopperMachine<P::kThreads> machine;
+  AttendWarpgroupBlock<P, HopperMachine<P::kThreads>>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
+#endif
+}
+
+template <DType kType>
+cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
+  const auto launch = [&](auto policy) {
+    using P = decltype(policy);
+    return launch_blocks(&attend_warpgroup_kernel<P>, arguments, blocks, P::kThreads, P::kForwardBytes, stream);
+  };
+  if (padded_dim(arguments.params.shape.head_dim, arguments.params.shape.head_dim_v) == 64) {
+    return launch(WarpgroupPolicy<kType, 64>{});
+  }
+  return launch(WarpgroupPolicy<kType, 128>{});
+}
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,331 @@
+// EmulatedHopperMachine: warpgroup products and asynchronous copies on a CPU, in lockstep; see warpgroup.h.
+//
+// What is asynchronous happens as late as the rules allow: copies arrive when they are waited for, products read shared memory
+// and registers when they are waited for. And each 16 bytes of shared memory and each set of registers knows what has been done
+// to it, so that a broken rule throws std::logic_error where it is broken, not as a wrong number later. Sums are float32, in
+// ascending order of the inner dimension (tensor cores leave theirs open).
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <deque>
+#include <functional>
+#include <stdexcept>
+#include <vector>
+
+#include "cuda/block_parts.h"
+#include "cuda/emulated_machine.h"
+#include "cuda/warpgroup.h"
+
+namespace ringspan::cuda {
+
+inline void require(bool holds, const char* rule) {
+  if (!holds) throw std::logic_error(std::string("emulated Hopper block: ") + rule);
+}
+
+template <int kBlockThreads>
+class EmulatedHopperMachine {
+  static_assert(kBlockThreads % kWarpgroup == 0);
+  static constexpr std::uint32_t kBase = 16;  // where shared memory begins: nothing may rely on more than is asked for
+
+ public:
+  static constexpr int kThreads = kBlockThreads;
+  static constexpr int kWarpgroups = kThreads / kWarpgroup;
+
+  template <typename T, int kCount>
+  class Registers {
+   public:
+    Registers() = default;
+    Registers(const Registers&) = delete;
+    Registers& operator=(const Registers&) = delete;
+    T (&operator[](int thread))[kCount] {
+      require(users == 0, "registers of a product that was not waited for are touched");
+      touched = true;
+      return values[thread];
+    }
+    T values[kThreads][kCount];
+    int users = 0;        // products that were not waited for
+    bool touched = true;  // since the last fence
+  };
+
+  EmulatedHopperMachine(unsigned char* shared, int bytes) : shared_(shared), chunks_(static_cast<std::size_t>(bytes) / 16) {}
+
+  template <DType kType>
+  static std::uint32_t pack(float low, float high) {
+    return EmulatedMachine<32>::pack<kType>(low, high);
+  }
+  template <DType kType>
+  static float exp(float x) {
+    return std::exp(x);
+  }
+
+  template <typename Body>
+  void each(Body&& body) {
+    for (int thread = 0; thread < kThreads; ++thread) body(thread);
+  }
+  void sync() {
+    for (Chunk16& chunk : chunks_) {
+      chunk.read = false;
+      if (!chunk.copying) chunk.unsynced = false;
+    }
+  }
+  bool sync_any(Registers<int, 1>& flags) {
+    sync();
+    bool any = false;
+    each([&](int thread) { any = any || flags[thread][0] != 0; });
+    return any;
+  }
+  template <int kCount>
+  void quad_max(Registers<float, kCount>& r) {
+    reduce(r, [](float a, float b) { return a > b || b != b ? a : b; });  // as fmaxf: a NaN loses
+  }
+  template <int kCount>
+  void quad_sum(Registers<float, kCount>& r) {
+    reduce(r, [](float a, float b) { return a + b; });
+  }
+
+  std::uint32_t shared_address(const void* p) const {
+    return static_cast<std::uint32_t>(static_cast<const unsigned char*>(p) - shared_) + kBase;
+  }
+
+  static int uniform(int value) { return value; }
+  static int hidden(int value) { return value; }
+
+  void copy_async(int, void* to, const void* from, int bytes) {
+    require(bytes >= 0 && bytes <= 16 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0, "cp.async takes 16 aligned bytes");
+    Chunk16& chunk = begin_write(to);
+    chunk.copying = true;
+    std::memset(to, 0xff, 16);
+    Copy copy{to, {}};
+    std::memcpy(copy.data, from, static_cast<std::size_t>(bytes));
+    copies_.back().push_back(copy);
+  }
+  void commit_copies() { copies_.emplace_back(); }
+  template <int kPending>
+  void wait_copies() {
+    require(copies_.back().empty(), "copies are waited for that were not committed");
+    while (copies_.size() > kPending + 1) {
+      for (const Copy& copy : copies_.front()) {
+        std::memcpy(copy.to, copy.data, 16);
+        chunk_at(address_of(copy.to)).copying = false;
+      }
+      copies_.pop_front();
+    }
+  }
+  void store_shared(int, void* to, const Chunk& value) {
+    begin_write(to);
+    std::memcpy(to, &value, 16);
+  }
+  Chunk load_shared(int, const void* from) {
+    const Chunk16& chunk = chunk_at(address_of(from));
+    require(!chunk.copying, "shared memory is read before its copy was waited for");
+    require(!chunk.unsynced, "shared memory is read without a barrier since it was written");
+    Chunk value;
+    std::memcpy(&value, from, 16);
+    return value;
+  }
+  void fence_async() {
+    for (Chunk16& chunk : chunks_) {
+      if (chunk.copying || !chunk.unfenced) continue;
+      chunk.unfenced = false;
+      chunk.unsynced = true;  // a barrier has to follow the fence
+    }
+  }
+
+  template <DType kType, int kN, Major kMajor, typename DescribeA>
+  void multiply(Registers<float, kN / 2>& c, DescribeA&& describe_a, std::uint64_t b, int accumulate) {
+    Product product;
+    product.reads = reads_of(b, kMajor, kN);
+    std::vector<std::uint64_t> a;
+    for (int group = 0; group < kWarpgroups; ++group) {
+      a.push_back(describe_a(group));
+      const std::vector<std::uint32_t> more = reads_of(a.back(), Major::k, kWarpgroupRows);
+      product.reads.insert(product.reads.end(), more.begin(), more.end());
+    }
+    use(c, product);
+    product.run = [this, &c, a = std::move(a), b, accumulate] {
+      for (int group = 0; group < kWarpgroups; ++group) {
+        float rows[kWarpgroupRows][16];
+        for (int row = 0; row < kWarpgroupRows; ++row) {
+          for (int k = 0; k < 16; ++k) rows[row][k] = element<kType>(a[static_cast<std::size_t>(group)], Major::k, row, k);
+        }
+        accumulate_rows<kType, kN, kMajor>(c, group, rows, b, accumulate);
+      }
+    };
+    issue(std::move(product));
+  }
+
+  template <DType kType, int kN, int kCount>
+  void multiply_from_registers(Registers<float, kN / 2>& c, Registers<std::uint32_t, kCount>& a, int first, std::uint64_t b,
+                               int accumulate) {
+    Product product;
+    product.reads = reads_of(b, Major::mn, kN);
+    use(c, product);
+    use(a, product);
+    product.run = [this, &c, &a, first, b, accumulate] {
+      for (int group = 0; group < kWarpgroups; ++group) {
+        float rows[kWarpgroupRows][16];
+        for (int thread = 0; thread < kWarpgroup; ++thread) {
+          const int row = thread / 32 * 16 + thread % 32 / 4;
+          const int column = thread % 4 * 2;
+          for (int part = 0; part < 4; ++part) {
+            const std::uint32_t pair = a.values[group * kWarpgroup + thread][first + part];
+            float* out = &rows[row + part % 2 * 8][column + part / 2 * 8];
+            out[0] = kernels::Storage<kType>::load(static_cast<std::uint16_t>(pair));
+            out[1] = kernels::Storage<kType>::load(static_cast<std::uint16_t>(pair >> 16));
+          }
+        }
+        accumulate_rows<kType, kN, Major::mn>(c, group, rows, b, accumulate);
+      }
+    };
+    issue(std::move(product));
+  }
+
+  template <typename... Group>
+  void fence_registers(Group&... groups) {
+    ((groups.touched = false), ...);
+  }
+  void commit_products() { products_.emplace_back(); }
+  template <int kPending, typename... Group>
+  void wait_products(Group&... groups) {
+    require(products_.back().empty(), "products are waited for that were not committed");
+    while (products_.size() > kPending + 1) {
+      for (Product& product : products_.front()) {
+        product.run();
+        for (const std::uint32_t chunk : product.reads) --chunks_[chunk].readers, chunks_[chunk].read = true;
+        for (int* users : product.users) --*users;
+      }
+      products_.pop_front();
+    }
+    require(((groups.users == 0) && ...), "registers are taken back from a product that was not waited for");
+  }
+
+ private:
+  struct Chunk16 {
+    bool written = false;   // ever
+    bool copying = false;   // a copy has not been waited for
+    bool unsynced = false;  // no barrier since it was written, or fenced
+    bool unfenced = false;  // the async proxy does not see what was written
+    bool read = false;      // by a product, with no barrier since
+    int readers = 0;        // products that have not been waited for
+  };
+  struct Copy {
+    void* to;
+    unsigned char data[16];
+  };
+  struct Product {
+    std::function<void()> run;
+    std::vector<std::uint32_t> reads;
+    std::vector<int*> users;
+  };
+
+  std::uint32_t address_of(const void* p) const { return shared_address(p) - kBase; }
+  Chunk16& chunk_at(std::uint32_t offset) {
+    require(offset % 16 == 0 && offset / 16 < chunks_.size(), "an address outside of shared memory, or not of 16 bytes");
+    return chunks_[offset / 16];
+  }
+  Chunk16& begin_write(const void* to) {
+    Chunk16& chunk = chunk_at(address_of(to));
+    require(chunk.readers == 0, "shared memory is written that an unfinished product reads");
+    require(!chunk.read, "shared memory is written without a barrier since a product read it");
+    require(!chunk.copying, "shared memory is written while a copy to it is under way");
+    chunk.written = chunk.unsynced = chunk.unfenced = true;
+    return chunk;
+  }
+
+  // Where an element lies: rows are M or N, k is the inner dimension. Canonical layouts of the 128-byte swizzle, in 16 bytes:
+  //   K dense   ((8, m), 2) : ((8, stride), 1)      MN dense   ((8, m), (8, 2)) : ((1, leading), (8, stride))
+  // then address bits 4-6 are xored with bits 7-9.
+  static std::uint32_t element_address(std::uint64_t descriptor, Major major, int row, int k) {
+    const auto field = [&](int bit) { return static_cast<std::uint32_t>(descriptor >> bit & 0x3fffU) << 4; };
+    require(descriptor >> 62 == 1 && (descriptor >> 49 & 7) == 0 && (descriptor >> 52 & 0x3ff) == 0 &&
+                (descriptor >> 14 & 3) == 0 && (descriptor >> 30 & 3) == 0 && (descriptor >> 46 & 7) == 0,
+            "a descriptor is not of the 128-byte swizzle with base offset 0");
+    std::uint32_t address = field(0);
+    if (major == Major::k) {
+      address += static_cast<std::uint32_t>(row / 8) * field(32) + static_cast<std::uint32_t>(row % 8 * 128 + k * 2);
+    } else {
+      address += static_cast<std::uint32_t>(row / 64) * field(16) + static_cast<std::uint32_t>(row % 64 * 2) +
+                 static_cast<std::uint32_t>(k / 8) * field(32) + static_cast<std::uint32_t>(k % 8 * 128);
+    }
+    return address ^ (address >> 7 & 7) << 4;
+  }
+
+  template <DType kType>
+  float element(std::uint64_t descriptor, Major major, int row, int k) const {
+    std::uint16_t bits = 0;
+    std::memcpy(&bits, shared_ + (element_address(descriptor, major, row, k) - kBase), 2);
+    return kernels::Storage<kType>::load(bits);
+  }
+
+  // Chunks of an operand, checked as it is issued.
+  std::vector<std::uint32_t> reads_of(std::uint64_t descriptor, Major major, int rows) {
+    std::vector<std::uint32_t> reads;
+    const int row_step = major == Major::k ? 1 : 8;
+    const int k_step = major == Major::k ? 8 : 1;
+    for (int row = 0; row < rows; row += row_step) {
+      for (int k = 0; k < 16; k += k_step) {
+        const std::uint32_t offset = element_address(descriptor, major, row, k) - kBase;
+        require(offset / 16 < chunks_.size(), "a product reads outside of shared memory");
+        const Chunk16& chunk = chunks_[offset / 16];
+        require(chunk.written, "a product reads shared memory that was never written");
+        require(!chunk.copying, "a product reads shared memory before its copy was waited for");
+        require(!chunk.unfenced, "a product reads shared memory without fence_async() since it was written");
+        require(!chunk.unsynced, "a product reads shared memory without a barrier after fence_async()");
+        reads.push_back(offset / 16);
+      }
+    }
+    return reads;
+  }
+
+  template <typename Group>
+  static void use(Group& group, Product& product) {
+    require(!group.touched, "a product uses registers that were touched since the last fence_registers()");
+    ++group.users;
+    product.users.push_back(&group.users);
+  }
+  void issue(Product&& product) {
+    for (const std::uint32_t chunk : product.reads) ++chunks_[chunk].readers;
+    products_.back().push_back(std::move(product));
+  }
+
+  template <DType kType, int kN, Major kMajor>
+  void accumulate_rows(Registers<float, kN / 2>& c, int group, const float (&rows)[kWarpgroupRows][16], std::uint64_t b,
+                       int accumulate) {
+    float columns[16][kN];
+    for (int k = 0; k < 16; ++k) {
+      for (int n = 0; n < kN; ++n) columns[k][n] = element<kType>(b, kMajor, n, k);
+    }
+    for (int row = 0; row < kWarpgroupRows; ++row) {
+      const auto at = [&](int n) -> float& {
+        const int thread = row / 16 * 32 + row % 8 * 4 + n % 8 / 2;
+        return c.values[group * kWarpgroup + thread][n / 8 * 4 + row % 16 / 8 * 2 + n % 2];
+      };
+      float sums[kN];
+      for (int n = 0; n < kN; ++n) sums[n] = accumulate != 0 ? at(n) : 0.0F;
+      for (int k = 0; k < 16; ++k) {
+        for (int n = 0; n < kN; ++n) sums[n] += rows[row][k] * columns[k][n];
+      }
+      for (int n = 0; n < kN; ++n) at(n) = sums[n];
+    }
+  }
+
+  template <int kCount, typename Join>
+  void reduce(Registers<float, kCount>& r, Join&& join) {
+    for (int quad = 0; quad < kThreads; quad += 4) {
+      for (int i = 0; i < kCount; ++i) {
+        float v[4];
+        for (int t = 0; t < 4; ++t) v[t] = r[quad + t][i];
+        const float once[4] = {join(v[0], v[1]), join(v[1], v[0]), join(v[2], v[3]), join(v[3], v[2])};
+        for (int t = 0; t < 4; ++t) r[quad + t][i] = join(once[t], once[t ^ 2]);  // as shfl.sync.bfly over lane bits 0, 1
+      }
+    }
+  }
+
+  unsigned char* shared_;
+  std::vector<Chunk16> chunks_;
+  std::deque<std::vector<Copy>> copies_ = std::deque<std::vector<Copy>>(1);  // groups; the last one is open
+  std::deque<std::vector<Product>> products_ = std::deque<std::vector<Product>>(1);
+};
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,80 @@
+// What a Hopper block (sm_90a) has beyond the tile machine of machine.h: products by whole warpgroups with operands in shared
+// memory, which run on while the threads do something else, and copies into shared memory that do the same. As there, a program
+// is written once: HopperMachine (device_warpgroup.h) is the block, EmulatedHopperMachine (emulated_warpgroup.h) obeys the
+// rules below and throws where one is broken.
+//
+// Thread 128 w + i belongs to warpgroup w, whose rows of the block's tile are 64 w .. 64 w + 63. Its fragments are those of
+// machine.h, four warps one below the other: lane_of() of the thread holds for accumulators, and A from registers is four of
+// the m16n8k16 fragments (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
+//
+//   shared_address(p)            32-bit address of shared memory
+//   uniform(value)               a value that is the same in all threads, known to be so by the compiler: around products there
+//                                must be no branch that threads might take apart
+//   copy_async(thread, to, from, bytes)   cp.async, in each(): 16 bytes to `to`, of which those beyond `bytes` are 0
+//   commit_copies(), wait_copies<n>()     groups of copies; all but the last n have arrived
+//   store_shared(thread, to, chunk), load_shared(thread, from)   16 bytes by ordinary instructions, in each()
+//   fence_async()                fence.proxy.async.shared::cta: what the thread wrote so far, before what the other proxy reads
+//   multiply<kType, kN, kMajor>(c, a, b, accumulate)        C (+)= A B, m64nNk16, A and B in shared memory: descriptors;
+//                                a(warpgroup) and b as they are built by descriptor() below, A with K dense
+//   multiply_from_registers<kType, kN>(c, a, first, b, accumulate)   A from a[thread][first .. first + 3], B with N dense
+//   fence_registers(r...)        wgmma.fence, before products whose registers r were touched
+//   commit_products(), wait_products<n>(r...)               groups of products; r: what may be touched again
+//
+// Rules (PTX ISA, "Async proxy", "wgmma.fence", "wgmma.wait_group"), each of which the emulation checks:
+//   - products read shared memory through the async proxy. cp.async and ordinary stores write through the generic one, so the
+//     writing thread waits for its copies, fences (fence_async) and only then meets the others at sync()
+//   - a buffer may be written again after the products that read it were waited for, by all threads (sync)
+//   - accumulators and A in registers are not touched from a product to its wait, and after a touch comes fence_registers()
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/machine.h"
+
+namespace ringspan::cuda {
+
+inline constexpr int kWarpgroup = 128;     // threads
+inline constexpr int kWarpgroupRows = 64;  // M of every product
+
+// Tiles of 16-bit elements in shared memory, "128-byte swizzle": panels of 64 columns one behind the other, a panel has 128
+// bytes for each row, and 16-byte chunk c of row r lies at chunk c ^ (r mod 8). Eight rows are the 1,024 bytes after which the
+// pattern repeats; a tile begins at a multiple of that, as the hardware takes the pattern from address bits 4-6 and 7-9.
+inline constexpr int kPanelColumns = 64;
+inline constexpr int kPanelRowBytes = 128;
+inline constexpr int kSwizzleBytes = 1024;
+
+// Where chunk `chunk` (8 elements) of a row begins, in bytes from the begin of a tile of kRows rows.
+template <int kRows>
+RINGSPAN_DEVICE constexpr int chunk_offset(int row, int chunk) {
+  return chunk / 8 * kRows * kPanelRowBytes + row * kPanelRowBytes + ((chunk ^ row) % 8) * 16;
+}
+
+// The matrix descriptor of wgmma ("Matrix Descriptor Format"): addresses and offsets without their last four bits, of 18.
+//   bits 0-13 start address; 16-29 leading, 32-45 stride dimension byte offset; 49-51 base offset: 0, since patterns begin at
+//   multiples of 1,024; 62-63 swizzle: 0 none, 1 128 bytes, 2 64, 3 32
+inline constexpr std::uint64_t kSwizzle128 = std::uint64_t{1} << 62;
+RINGSPAN_DEVICE constexpr std::uint64_t encode_bytes(std::uint32_t bytes) { return (bytes & 0x3ffffU) >> 4; }
+RINGSPAN_DEVICE constexpr std::uint64_t descriptor(std::uint32_t address, std::uint32_t leading, std::uint32_t stride) {
+  return encode_bytes(address) | encode_bytes(leading) << 16 | encode_bytes(stride) << 32 | kSwizzle128;
+}
+
+// Which dimension of an operand is dense in shared memory: its inner one, or M or N ("imm-trans").
+enum class Major : std::uint8_t { k, mn };
+
+// K dense: rows are M or N, 16 elements of K from column `column` on (a multiple of 16). Stride: from 8 rows to the next 8.
+// Leading: not used by this swizzle, since 16 elements lie within the 128 bytes; 1 by custom. The address moves by 32 bytes
+// within the pattern, whose bits the hardware takes from the address itself.
+template <int kRows>
+RINGSPAN_DEVICE constexpr std::uint64_t descriptor_k(std::uint32_t tile, int row, int column) {
+  const int offset = column / kPanelColumns * kRows * kPanelRowBytes + row * kPanelRowBytes + column % kPanelColumns * 2;
+  return descriptor(tile + static_cast<std::uint32_t>(offset), 16, kSwizzleBytes);
+}
+
+// N dense: rows are K, 16 of them from `row` on; columns from 0. Leading: from 64 columns to the next 64, a panel. Stride: from
+// 8 rows to the next 8.
+template <int kRows>
+RINGSPAN_DEVICE constexpr std::uint64_t descriptor_mn(std::uint32_t tile, int row) {
+  return descriptor(tile + static_cast<std::uint32_t>(row * kPanelRowBytes), kRows * kPanelRowBytes, kSwizzleBytes);
+}
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,103 @@
+// Tiles of 16-bit elements in the 128-byte swizzle of warpgroup.h: how they come into shared memory, and the two products that
+// attention consists of.
+//     product_rows      C  = A B^T     A: the block's rows, B: rows of the other side; inner dimension dense in both
+//     product_weights   C += W B       W: weights packed to 16 bits in registers, B: rows of the other side
+#pragma once
+
+#include "cuda/block_parts.h"
+#include "cuda/warpgroup.h"
+
+namespace ringspan::cuda {
+
+// kRows rows from `first` on, `valid` of them with `width` elements, zeros elsewhere: by asynchronous copies of 16 bytes where
+// rows begin at multiples of 16 bytes, element by element elsewhere. No barrier; in the open group of copies.
+template <int kRows, int kDim, typename Element, typename M>
+RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element> rows, std::int64_t first, int valid,
+                               int width) {
+  constexpr int kChunks = kDim / 8;
+  static_assert(kRows * kChunks % M::kThreads == 0);
+  constexpr int kPasses = kRows * kChunks / M::kThreads;
+  // Row and chunk of a pass, and how many elements of it there are: f(to, from, count).
+  const auto with_pass = [&](int thread, int pass, auto&& f) {
+    const int row = pass * (M::kThreads / kChunks) + thread / kChunks;
+    const int chunk = thread % kChunks;
+    const int left = row < valid ? width - chunk * 8 : 0;
+    const int count = left < 0 ? 0 : left > 8 ? 8 : left;
+    f(tile + chunk_offset<kRows>(row, chunk), count > 0 ? rows.row(first + row) + chunk * 8 : rows.data, count);
+  };
+  if (reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0) {
+    m.each([&](int number) {
+      const int thread = M::hidden(number);
+      RINGSPAN_UNROLL
+      for (int pass = 0; pass < kPasses; ++pass) {
+        with_pass(thread, pass,
+                  [&](unsigned char* to, const Element* from, int count) { m.copy_async(thread, to, from, count * 2); });
+      }
+    });
+  } else {
+    m.each([&](int number) {
+      const int thread = M::hidden(number);
+      RINGSPAN_NO_UNROLL
+      for (int pass = 0; pass < kPasses; ++pass) {
+        with_pass(thread, pass, [&](unsigned char* to, const Element* from, int count) {
+          Chunk value{};
+          RINGSPAN_UNROLL
+          for (int e = 0; e < 8; ++e) {
+            if (e < count) value.words[e / 2] |= bits_of(from[e]) << (e % 2 * 16);
+          }
+          m.store_shared(thread, to, value);
+        });
+      }
+    });
+  }
+}
+
+template <typename P, typename M>
+RINGSPAN_DEVICE void product_rows(M& m, typename M::template Registers<float, P::kCols / 2>& c, std::uint32_t a,
+                                  std::uint32_t b) {
+  RINGSPAN_UNROLL
+  for (int k = 0; k < P::kDim; k += 16) {
+    m.template multiply<P::kType, P::kCols, Major::k>(
+        c, [&](int warpgroup) { return descriptor_k<P::kRows>(a, warpgroup * kWarpgroupRows, k); },
+        descriptor_k<P::kCols>(b, 0, k), k != 0);
+  }
+}
+
+template <typename P, typename M>
+RINGSPAN_DEVICE void product_weights(M& m, typename M::template Registers<float, P::kDim / 2>& c,
+                                     typename M::template Registers<std::uint32_t, P::kCols / 4>& weights, std::uint32_t b) {
+  RINGSPAN_UNROLL
+  for (int k = 0; k < P::kCols; k += 16) {
+    m.template multiply_from_registers<P::kType, P::kDim>(c, weights, k / 4, descriptor_mn<P::kCols>(b, k), 1);
+  }
+}
+
+// Raises a thread's flag where the tile holds NaN or infinities. No barrier.
+template <typename P, typename M>
+RINGSPAN_DEVICE void find_non_finite(M& m, const unsigned char* tile, typename M::template Registers<int, 1>& flags) {
+  m.each([&](int thread) {
+    flags[thread][0] = 0;
+    for (int offset = thread * 16; offset < P::kColTileBytes; offset += M::kThreads * 16) {
+      const Chunk chunk = m.load_shared(thread, tile + offset);
+      RINGSPAN_UNROLL
+      for (int word = 0; word < 4; ++word) {
+        if (!is_finite_word<P::kType>(chunk.words[word])) flags[thread][0] = 1;
+      }
+    }
+  });
+}
+
+// Sets elements that are not finite to 0. A thread writes what it read itself. No barrier, no fence.
+template <typename P, typename M>
+RINGSPAN_DEVICE void clean_tile(M& m, unsigned char* tile) {
+  m.each([&](int thread) {
+    for (int offset = thread * 16; offset < P::kColTileBytes; offset += M::kThreads * 16) {
+      Chunk chunk = m.load_shared(thread, tile + offset);
+      RINGSPAN_UNROLL
+      for (int word = 0; word < 4; ++word) chunk.words[word] = without_non_finite<P::kType>(chunk.words[word]);
+      m.store_shared(thread, tile + offset, chunk);
+    }
+  });
+}
+
+}  // namespace ringspan::cuda
