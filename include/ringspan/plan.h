@@ -82,8 +82,9 @@ struct PlanOptions {
   DeviceKind device = DeviceKind::cpu;  // of this rank; an Attention sets it to what it runs on
   RankOverhead most_overhead;           // of all ranks, for the memory budget
   bool device_messages = false;         // and its communicator takes memory of the device: no pinned messages
-  // The caller's tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows; one rank, on a
-  // device. memory_budget is then what the pieces, and all that is computed from them, may take there.
+  // The caller's tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows; all ranks on
+  // devices, with strategy exchange if they are several. memory_budget is then what the pieces, and all that is computed from
+  // them, may take there.
   bool host_tensors = false;
 };
 

@@ -18,12 +18,13 @@ std::string host_tensors_reason(const Problem& problem, const PlanOptions& optio
     return "host_tensors stream through the memory of a device, but this rank computes on the CPU, which reads them where they "
            "are";
   }
-  if (problem.ranks > 1) {
-    return fmt::format("host_tensors are for one rank, not for {}: shard the tensors over devices that hold their share",
-                       problem.ranks);
+  const Strategy only = problem.ranks == 1 ? Strategy::local : Strategy::exchange;
+  if (options.strategy != only) {
+    return fmt::format("host_tensors stream by strategy {} on {}: strategy ({}) must be auto or {}", to_string(only),
+                       problem.ranks == 1 ? "one rank" : "several ranks", to_string(options.strategy), to_string(only));
   }
-  if (options.strategy != Strategy::local) {
-    return fmt::format("host_tensors are for one rank: strategy ({}) must be auto or local", to_string(options.strategy));
+  if (problem.replicated_q && problem.ranks > 1) {
+    return "host_tensors are sharded: replicated_q would need every rank's o on every host";
   }
   if (is_torchscale(problem)) {
     return "host_tensors do not know the torchscale dialect, which keeps o of every branch on the device; use @longnet";

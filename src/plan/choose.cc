@@ -102,10 +102,10 @@ std::vector<PlanOptions> candidate_options(const Problem& problem, const PlanOpt
     if (only.strategy == Strategy::local && only.computing_ranks == 0) only.computing_ranks = 1;
     return {only};
   }
-  if (options.host_tensors) {  // one rank: there is nothing to choose between
+  if (options.host_tensors) {  // there is nothing to choose between
     PlanOptions only = options;
-    only.strategy = Strategy::local;
-    only.computing_ranks = 1;
+    only.strategy = problem.ranks == 1 ? Strategy::local : Strategy::exchange;
+    only.computing_ranks = problem.ranks == 1 ? 1 : 0;
     return {only};
   }
   std::vector<PlanOptions> list;

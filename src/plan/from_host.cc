@@ -1,78 +1,18 @@
-// Staging of a rank whose tensors lie in host memory: pieces of its queries and keys are copied to slots on the device,
-// computed, and the results copied back. Nothing on the device grows with the tokens but the lists of tasks.
-//
-// A piece is the next bucket_rows rows of a side. Forward, each piece of queries keeps its state on the device while the pieces
-// of keys that it reads pass by. Backward does so twice: pieces of queries stay for dq while keys pass by, then pieces of keys
-// stay for dk and dv while queries pass by. A step is one piece of queries against one of keys. Step t is computed in stage
-// t + 1; its pieces are copied in during stage t, into the slots that step t - 1 does not use, unless they are there already;
-// results of a piece that stayed are put together before stage t + 2 and copied out during it. So every side has two slots, and
-// accumulators and results one place each.
+#include "plan/from_host.h"
+
 #include <algorithm>
+#include <initializer_list>
 #include <string>
 
 #include "base/check.h"
-#include "plan/pass.h"
 
 namespace ringspan::internal {
 namespace {
 
 constexpr std::int64_t kSlotAlignment = 64;
 
-struct Piece {
-  std::vector<Entry> rows;  // as the caller's tensors have them
-};
+}  // namespace
 
-// Room for a piece: a region, and for each part where its rows begin in it.
-struct Slot {
-  std::vector<std::int32_t> views;
-};
-
-class FromHost {
- public:
-  explicit FromHost(PassBuilder& pass) : pass_(pass), builder_(pass.builder()) {}
-  void write();
-
- private:
-  enum : int { kQueries, kKeys, kSides };
-  static constexpr std::int64_t kNone = -1;
-
-  // The slots of a side, and which pieces are in them.
-  struct Side {
-    std::vector<Piece> pieces;
-    std::int64_t most_rows = 0;
-    std::vector<Part> parts;
-    Slot slots[2];
-    std::int64_t held[2] = {kNone, kNone};
-    int latest = 1;  // the slot that the latest step used
-  };
-  // What a piece that stays becomes.
-  struct Outcome {
-    std::vector<Part> sums, results;  // accumulators, and what they are copied out as
-    Slot sums_at, results_at;
-  };
-
-  std::vector<Piece> cut(std::span<const Entry> rows) const;
-  void make_side(int side, const char* name);
-  Slot make_slot(RegionId region, int side, std::span<const Part> parts);
-  void clear_dlse();
-  void loop(int staying);
-  Outcome make_outcome(int staying);
-  bool step(int staying, const Outcome& outcome, std::int64_t stays, std::int64_t passes, bool first);
-  void finish(const Piece& piece, const Outcome& outcome);
-  int slot_for(const Side& side, std::int64_t piece) const;
-  void bring(Side& side, std::int64_t piece, int slot);
-  void copy(std::vector<Launch>& where, std::span<const Entry> from, std::span<const Entry> to, std::span<const Part> parts);
-
-  PassBuilder& pass_;
-  ProgramBuilder& builder_;
-  Side sides_[kSides];
-  RegionId sums_ = -1, results_ = -1;
-  std::vector<Part> delta_;  // none forward
-  Slot delta_at_;
-  std::int64_t stage_ = 0;  // in which the latest step is computed
-};
-
-// Places `parts` of the entries in a slot, one entry's rows after the other's.
 void place(std::vector<Entry>& entries, const Slot& slot, std::span<const Part> parts) {
   for (std::size_t index = 0; index < parts.size(); ++index) {
     std::int64_t row = 0;
@@ -83,7 +23,6 @@ void place(std::vector<Entry>& entries, const Slot& slot, std::span<const Part> 
   }
 }
 
-// The rows of a piece, and nothing of the caller's tensors.
 std::vector<Entry> rows_of(const Piece& piece) {
   std::vector<Entry> entries(piece.rows.size());
   for (std::size_t index = 0; index < entries.size(); ++index) entries[index].box = piece.rows[index].box;
@@ -128,14 +67,36 @@ Slot FromHost::make_slot(RegionId region, int side, std::span<const Part> parts)
   return slot;
 }
 
-void FromHost::make_side(int index, const char* name) {
+// The pieces of this rank, with where they are, and those of the others.
+void FromHost::cut_all(int index) {
   Side& side = sides_[index];
   side.pieces = cut(index == kQueries ? pass_.own_q() : pass_.own_k());
-  for (const Piece& piece : side.pieces) {
-    std::int64_t rows = 0;
-    for (const Entry& entry : piece.rows) rows += entry.box.positions.count;
-    side.most_rows = std::max(side.most_rows, rows);
+  const auto count = [&side](const std::vector<Piece>& pieces) {
+    side.most_pieces = std::max(side.most_pieces, static_cast<std::int64_t>(pieces.size()));
+    for (const Piece& piece : pieces) {
+      std::int64_t rows = 0;
+      for (const Entry& entry : piece.rows) rows += entry.box.positions.count;
+      side.most_rows = std::max(side.most_rows, rows);
+    }
+  };
+  count(side.pieces);
+  if (is_alone()) return;
+  const Problem& problem = pass_.problem();
+  for (const Shard& shard : index == kQueries ? pass_.setting().shards_q : pass_.setting().shards_k) {
+    std::vector<Entry> rows;
+    for (const Progression& positions : shard.pieces) {
+      if (positions.empty()) continue;
+      rows.emplace_back();
+      rows.back().box = {0, problem.batch, heads_progression(index == kQueries ? problem.heads : problem.kv_heads), positions};
+    }
+    side.of_ranks.push_back(cut(rows));
+    count(side.of_ranks.back());
   }
+}
+
+void FromHost::make_side(int index, const char* name) {
+  cut_all(index);
+  Side& side = sides_[index];
   side.parts = index == kKeys ? pass_.key_inputs() : std::vector{pass_.part(TensorKind::q)};
   if (index == kQueries && pass_.is_backward()) {
     for (const TensorKind kind : {TensorKind::d_out, TensorKind::o, TensorKind::lse, TensorKind::dlse}) {
@@ -143,9 +104,10 @@ void FromHost::make_side(int index, const char* name) {
     }
   }
   const std::size_t slots = std::min<std::size_t>(side.pieces.size(), 2);  // a lone piece never leaves its slot
-  for (std::size_t slot = 0; slot < slots; ++slot) {
-    const RegionId region = builder_.region(std::string(name) + " " + std::to_string(slot), Component::buckets);
-    side.slots[slot] = make_slot(region, index, side.parts);
+  for (std::size_t slot = 0; slot < (is_alone() ? slots : 2); ++slot) {
+    side.regions[slot] = builder_.region(std::string(name) + " " + std::to_string(slot), Component::buckets);
+    const bool stays = slot < slots && (index == kQueries || pass_.is_backward() || is_alone());
+    if (stays) side.slots[slot] = make_slot(side.regions[slot], index, side.parts);
   }
 }
 
@@ -154,11 +116,11 @@ void FromHost::clear_dlse() {
   const Side& side = sides_[kQueries];
   const Part dlse = side.parts.back();
   RINGSPAN_CHECK(dlse.kind == TensorKind::dlse);
-  for (const Slot& slot : side.slots) {
-    if (slot.views.empty()) continue;
+  for (const Slot* slot : std::initializer_list<const Slot*>{&side.slots[0], &side.slots[1], &own_extra_}) {
+    if (slot->views.empty() || side.most_rows == 0) continue;
     Entry whole;
     whole.box = {0, pass_.problem().batch, heads_progression(pass_.problem().heads), {0, 1, side.most_rows}};
-    whole.dlse = {slot.views.back(), 0, 1};
+    whole.dlse = {slot->views.back(), 0, 1};
     pass_.fill(builder_.stage(0).before, {&whole, 1}, dlse, 0.0F, pass_.all_heads());
   }
 }
@@ -201,40 +163,60 @@ void FromHost::bring(Side& side, std::int64_t piece, int slot) {
   copy(builder_.stage(stage_ - 1).copies, rows.rows, arriving, side.parts);
 }
 
-// One piece that stays against one that passes, or against none. False where they have nothing to do with each other: then
-// nothing happens.
-bool FromHost::step(int staying, const Outcome& outcome, std::int64_t stays, std::int64_t passes, bool first) {
-  Side& stay = sides_[staying];
-  Side& pass = sides_[1 - staying];
-  const int stay_slot = slot_for(stay, stays);
-  const int pass_slot = slot_for(pass, passes);
-  std::vector<Entry> staying_rows = rows_of(stay.pieces[static_cast<std::size_t>(stays)]);
-  place(staying_rows, stay.slots[stay_slot], stay.parts);
-  place(staying_rows, outcome.sums_at, outcome.sums);
-  std::vector<Entry> passing_rows;
-  if (passes != kNone) {
-    passing_rows = rows_of(pass.pieces[static_cast<std::size_t>(passes)]);
-    place(passing_rows, pass.slots[pass_slot], pass.parts);
-  }
-  std::vector<Entry>& queries = staying == kQueries ? staying_rows : passing_rows;
-  place(queries, delta_at_, delta_);
-  const std::vector<AttendItem> items =
-      pass_.attend_items(queries, staying == kQueries ? passing_rows : staying_rows, pass_.all_heads());
-  if (items.empty() && passes != kNone) return false;
-  ++stage_;
-  bring(stay, stays, stay_slot);
-  if (passes != kNone) bring(pass, passes, pass_slot);
+std::vector<Entry> FromHost::staying_rows(int staying, const Outcome& outcome, std::int64_t stays, int slot) const {
+  const Side& side = sides_[staying];
+  std::vector<Entry> rows = rows_of(side.pieces[static_cast<std::size_t>(stays)]);
+  place(rows, side.slots[slot], side.parts);
+  place(rows, outcome.sums_at, outcome.sums);
+  if (staying == kQueries) place(rows, delta_at_, delta_);
+  return rows;
+}
+
+// What a step launches, in the stage of the latest one. `queries` are those whose delta this step needs and nobody has made
+// yet.
+void FromHost::compute(int staying, const Outcome& outcome, std::span<const Entry> staying_rows, std::span<const Entry> queries,
+                       std::span<const AttendItem> items, bool first) {
   std::vector<Launch>& compute = builder_.stage(stage_).compute;
   for (const Part& sum : outcome.sums) {
     if (first) pass_.fill(compute, staying_rows, sum, sum.kind == TensorKind::m ? kMinusInfinity : 0.0F, pass_.all_heads());
   }
-  if (pass_.is_backward() && (first || staying == kKeys)) {
+  if (pass_.is_backward() && !queries.empty()) {
     const std::vector<Part> parts{pass_.part(TensorKind::d_out), pass_.part(TensorKind::o), pass_.part(TensorKind::delta),
                                   pass_.part(TensorKind::dlse)};
     builder_.rows(compute, LaunchKind::delta, pass_.over(queries, parts, pass_.all_heads()), pass_.problem().head_dim_v);
     if (staying == kQueries && pass_.problem().sinks) pass_.add_sink_gradient(compute, queries);
   }
   builder_.attend(compute, pass_.is_backward(), items);
+}
+
+// A piece that stays and that nothing passed by: what it becomes without.
+void FromHost::step_alone(int staying, const Outcome& outcome, std::int64_t stays) {
+  Side& side = sides_[staying];
+  const int slot = slot_for(side, stays);
+  bring(side, stays, slot);
+  const std::vector<Entry> rows = staying_rows(staying, outcome, stays, slot);
+  compute(staying, outcome, rows, staying == kQueries ? std::span<const Entry>(rows) : std::span<const Entry>(), {}, true);
+}
+
+// One piece that stays against one that passes. False where they have nothing to do with each other: then nothing happens.
+bool FromHost::step(int staying, const Outcome& outcome, std::int64_t stays, std::int64_t passes, bool first) {
+  Side& stay = sides_[staying];
+  Side& pass = sides_[1 - staying];
+  const int stay_slot = slot_for(stay, stays);
+  const int pass_slot = slot_for(pass, passes);
+  const std::vector<Entry> rows = staying_rows(staying, outcome, stays, stay_slot);
+  std::vector<Entry> passing_rows = rows_of(pass.pieces[static_cast<std::size_t>(passes)]);
+  place(passing_rows, pass.slots[pass_slot], pass.parts);
+  if (staying == kKeys) place(passing_rows, delta_at_, delta_);
+  const std::vector<Entry>& queries = staying == kQueries ? rows : passing_rows;
+  const std::vector<AttendItem> items =
+      pass_.attend_items(queries, staying == kQueries ? passing_rows : rows, pass_.all_heads());
+  if (items.empty()) return false;
+  ++stage_;
+  bring(stay, stays, stay_slot);
+  bring(pass, passes, pass_slot);
+  const bool needs_delta = first || staying == kKeys;
+  compute(staying, outcome, rows, needs_delta ? std::span<const Entry>(queries) : std::span<const Entry>(), items, first);
   return true;
 }
 
@@ -281,7 +263,10 @@ void FromHost::loop(int staying) {
     for (std::int64_t passes = 0; passes < passing_count; ++passes) {
       if (step(staying, outcome, stays, passes, first)) first = false;
     }
-    if (first) step(staying, outcome, stays, kNone, true);
+    if (first) {
+      ++stage_;
+      step_alone(staying, outcome, stays);
+    }
     finish(sides_[staying].pieces[static_cast<std::size_t>(stays)], outcome);
   }
 }
@@ -293,19 +278,27 @@ void FromHost::write() {
   const bool backward = pass_.is_backward();
   sums_ = builder_.region(backward ? "gradients" : "m, l, acc", backward ? Component::gradients : Component::state);
   results_ = builder_.region("results", Component::staging);
-  if (!backward) return loop(kQueries);
+  const auto run = [&](int staying) { is_alone() ? loop(staying) : loop_over_ranks(staying); };
+  if (!backward) return run(kQueries);
   delta_ = {pass_.part(TensorKind::delta)};
   delta_at_ = make_slot(builder_.region("delta", Component::state), kQueries, delta_);
+  if (!is_alone()) {
+    const std::vector<Part> extra{pass_.part(TensorKind::o), pass_.part(TensorKind::dlse)};
+    own_extra_ = make_slot(builder_.region("o, dlse of own queries", Component::buckets), kQueries, extra);
+  }
   clear_dlse();
-  if (pass_.problem().sinks) pass_.make_sink_gradient();
-  loop(kQueries);
+  const bool has_sinks = pass_.problem().sinks;
+  const RegionId sink_gradient = has_sinks ? pass_.make_sink_gradient() : -1;
+  run(kQueries);
   const Int128 pairs = builder_.program().pairs;
-  loop(kKeys);
+  run(kKeys);
   builder_.program().pairs = pairs;  // each was visited twice
-  if (pass_.problem().sinks) pass_.sum_sinks(stage_ + 1);
+  if (!has_sinks) return;
+  const std::int64_t row_bytes = std::int64_t{8} * pass_.problem().heads;
+  ++stage_;
+  builder_.sink_exchange(stage_, pass_.rank(), pass_.setting().ranks(), sink_gradient, row_bytes);
+  pass_.sum_sinks(is_alone() ? stage_ : stage_ + 1);
 }
-
-}  // namespace
 
 void stage_from_host(PassBuilder& pass) { FromHost(pass).write(); }
 

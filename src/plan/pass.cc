@@ -7,7 +7,12 @@ namespace ringspan::internal {
 
 std::int64_t Setting::largest_chunk() const {
   std::int64_t rows = 0;
-  if (options.host_tensors) return std::max(shards_q.front().rows, shards_k.front().rows);
+  if (options.host_tensors) {  // both sides do
+    for (const auto* shards : {&shards_q, &shards_k}) {
+      for (const Shard& shard : *shards) rows = std::max(rows, shard.rows);
+    }
+    return rows;
+  }
   for (const Shard& shard : options.strategy == Strategy::pass_q ? shards_q : shards_k) rows = std::max(rows, shard.rows);
   return rows;
 }
@@ -16,10 +21,14 @@ std::int64_t Setting::largest_chunk() const {
 std::int64_t Setting::last_stage() const {
   const std::int64_t rows = largest_chunk();
   if (options.host_tensors) {
-    const auto pieces = [&](const Shard& shard) {
-      return std::max<std::int64_t>((shard.rows + bucket_rows - 1) / bucket_rows, 1);
+    const auto pieces = [&](const std::vector<Shard>& shards) {
+      std::int64_t most = 1;
+      for (const Shard& shard : shards) most = std::max(most, (shard.rows + bucket_rows - 1) / bucket_rows);
+      return most;
     };
-    return (options.backward ? 2 : 1) * pieces(shards_q.front()) * pieces(shards_k.front()) + 1;
+    const std::int64_t q = pieces(shards_q), k = pieces(shards_k);
+    return ranks() == 1 ? (options.backward ? 2 : 1) * q * k + 1
+                        : (options.backward ? 2 * q * k * ranks() + q + k : (q * k * ranks() + q)) + 3;
   }
   if (ranks() == 1 || rows == 0) return 0;
   return (2 * ((rows + bucket_rows - 1) / bucket_rows) - 1) * (ranks() - 1) + 2;

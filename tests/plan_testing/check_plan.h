@@ -55,21 +55,26 @@ class PairCounts {
   std::vector<int> counts_;
 };
 
-// The ranks together attend every pair of the pattern once, in both passes.
+// The ranks together attend every pair of the pattern once, in both passes; backward on tensors of the host once for dq, and
+// once for dk and dv.
 inline std::string check_pairs(const std::vector<Plan>& plans) {
   const Problem& problem = plans.front().problem();
   PairCounts expected(problem);
   for (const Slice& slice : lower(problem)) expected.add(slice);
   for (const bool backward : {false, true}) {
     if (backward && !plans.front().data().has_backward) continue;
-    PairCounts planned(problem);
+    PairCounts planned(problem), planned_again(problem);
+    const bool twice = backward && plans.front().options().host_tensors;
     Int128 pairs = 0;
     for (const Plan& plan : plans) {
       const Program& program = backward ? plan.data().backward : plan.data().forward;
-      for (const AttendItem& item : program.attend_items) planned.add(item.slice);
+      for (const AttendItem& item : program.attend_items) {
+        (twice && item.operands[internal::kDq].view < 0 ? planned_again : planned).add(item.slice);
+      }
       pairs += program.pairs;
     }
-    if (!(planned == expected)) return fmt::format("{}: the tasks are not the pattern", backward ? "backward" : "forward");
+    if (!(planned == expected) || (twice && !(planned_again == expected)))
+      return fmt::format("{}: the tasks are not the pattern", backward ? "backward" : "forward");
     if (pairs != pair_count(problem)) return "the counts of pairs do not sum up";
   }
   return {};
@@ -137,7 +142,7 @@ class Hazards {
   }
 
  private:
-  enum : std::uint8_t { kWritten = 1, kSending = 2, kReceiving = 4, kUnread = 8 };
+  enum : std::uint8_t { kWritten = 1, kSending = 2, kReceiving = 4, kUnread = 8, kCopying = 16 };
   enum class Access : std::uint8_t { read, write, update };
 
   // Without the kernels' scratch, which is large and nobody else's.
@@ -259,10 +264,23 @@ class Hazards {
         }
       }
     }
+    for (const Launch& launch : stage.copies) copy_beside(launch);
     for (const Launch& launch : stage.compute) run(launch);
     for (std::uint8_t& byte : arena_) {
+      if ((byte & kCopying) != 0) byte = kWritten;
       byte = static_cast<std::uint8_t>((byte & kReceiving) != 0 ? kWritten | kUnread : byte & (kWritten | kUnread));
     }
+  }
+
+  // Between the caller's tensors on the host and the arena, while the stage computes and messages are on their way. A row that
+  // is copied in need not be read.
+  void copy_beside(const Launch& launch) {
+    launch_ = "copy beside";
+    copying_ = true;
+    for (std::int64_t i = launch.first; i < launch.first + launch.count && error_.empty(); ++i) {
+      run(launch, program_->row_items.at(static_cast<std::size_t>(i)));
+    }
+    copying_ = false;
   }
 
   // Rows beyond those read travel only where that is said; with several states the delta of each travels for the rows of all.
@@ -318,8 +336,11 @@ class Hazards {
       const bool key = i == internal::kK || i == internal::kV || i == internal::kDk || i == internal::kDv;
       const bool updated = kind == LaunchKind::attend ? i >= internal::kM : i >= internal::kDq;
       if (item.operands[i].view < 0) {
-        fail(fmt::format("operand {} is missing", i));
+        if (i < internal::kDq || !data_.options.host_tensors) fail(fmt::format("operand {} is missing", i));
         continue;
+      }
+      if (data_.options.host_tensors && !program_->views.at(static_cast<std::size_t>(item.operands[i].view)).in_arena) {
+        fail("a kernel follows an address of the host");
       }
       access(item.operands[i], updated ? Access::update : Access::read, s.batch_first, s.batch_count, s.heads,
              key ? data_.problem.group() : 1, key ? s.k.count : s.q.count);
@@ -377,6 +398,13 @@ class Hazards {
       std::uint8_t& byte = arena_[static_cast<std::size_t>(i)];
       if (how != Access::write && (byte & kWritten) == 0) return fail("reads what was never written in " + region.name);
       if ((byte & kReceiving) != 0) return fail("uses what is being received in " + region.name);
+      if ((byte & kCopying) != 0) return fail("uses what is being copied in " + region.name);
+      if (copying_) {
+        if (how == Access::write && (byte & kSending) != 0) return fail("copies over what is being sent in " + region.name);
+        if (how == Access::write) check_read(byte);
+        byte = static_cast<std::uint8_t>((how == Access::write ? kCopying : byte | kSending) & ~kUnread);
+        continue;
+      }
       if (how != Access::read && (byte & kSending) != 0) return fail("writes what is being sent in " + region.name);
       if (how == Access::write) check_read(byte);
       byte = static_cast<std::uint8_t>((byte | (how != Access::read ? kWritten : 0)) & ~kUnread);
@@ -409,7 +437,7 @@ class Hazards {
 
   const PlanData& data_;
   const Program* program_ = nullptr;
-  bool backward_ = false;
+  bool backward_ = false, copying_ = false;
   std::vector<std::uint8_t> arena_;
   std::array<Caller, internal::kCallerTensors> callers_;
   std::string error_, stage_, launch_;

@@ -6,7 +6,9 @@ import os
 
 import pytest
 import torch
+import torch.distributed as dist
 from reference import assert_close, attention, dilated_counts, mask_of
+from worlds import run_ranks
 
 import ringspan
 import ringspan.torch as rt
@@ -141,6 +143,46 @@ def test_layouts_and_views_of_one_tensor():
         assert_close(packed.grad, reference.grad)  # made by torch: not pinned
     strided = _pinned(torch.randn(1, n, 4, 32))[..., ::2]  # no dense last dimension: copied, to pinned memory
     _close(rt.attention(strided, strided, strided, causal=True, bucket_rows=7, **HOST), attention(strided, strided, strided, mask)[0])
+
+
+def _in_a_group(rank, ranks):
+    torch.manual_seed(0)
+    n, offsets = 61, [0, 20, 61]
+    q, d_out = torch.randn(1, n, 4, 16), torch.randn(1, n, 4, 16)
+    k, v = torch.randn(1, n, 2, 16), torch.randn(1, n, 2, 16)
+    sinks = torch.linspace(-1, 1, 4)
+    mask = mask_of(n, n, causal=True, cu_q=offsets)
+    sharding = rt.Sharding("zigzag", tokens=n, ranks=ranks)
+    for dtype in (torch.float32, torch.bfloat16):
+        own_sinks = sinks.clone().requires_grad_()
+        local = [sharding.shard(t, rank=rank).to(dtype).requires_grad_() for t in (q, k, v)]
+        options = dict(causal=True, cu_seqlens=offsets, sinks=own_sinks, group=dist.group.WORLD, sharding=sharding, bucket_rows=8, **HOST)
+        o, lse = rt.attention(*local, return_lse=True, **options)
+        o.backward(sharding.shard(d_out, rank=rank).to(dtype))
+        reference = [t.to(dtype).double().requires_grad_() for t in (q, k, v)] + [sinks.double().requires_grad_()]
+        o_ref, lse_ref = attention(*reference[:3], mask, sinks=reference[3])
+        o_ref.backward(d_out.to(dtype).double())
+        assert_close(o, sharding.shard(o_ref.detach(), rank=rank), dtype)
+        assert_close(lse, sharding.shard(lse_ref.detach(), rank=rank, dim=2), dtype)
+        for t, e in zip(local, reference):
+            assert_close(t.grad, sharding.shard(e.grad, rank=rank), dtype)
+        dist.all_reduce(own_sinks.grad)
+        assert_close(own_sinks.grad, reference[3].grad, dtype)
+    # The option on one rank only, and another strategy: an error on all, and the group stays usable.
+    parts = [sharding.shard(t, rank=rank) for t in (q, k, v)]
+    options = dict(group=dist.group.WORLD, sharding=sharding, device=DEVICE)
+    with pytest.raises(ringspan.CommError, match="ranks disagree on host_tensors: [01] on rank 0"):
+        rt.attention(*parts, host_tensors=rank == 0, **options)
+    with pytest.raises(ringspan.Unsupported, match=r"strategy \(ring\) must be auto or exchange"):
+        rt.attention(*parts, host_tensors=True, strategy="ring", **options)
+    with pytest.raises(ringspan.InvalidArgument, match="host_tensors=True needs device="):
+        rt.attention(*parts, host_tensors=True, group=dist.group.WORLD, device=None if rank == 1 else DEVICE)
+    assert_close(rt.attention(*parts, host_tensors=True, **options), sharding.shard(attention(q, k, v)[0], rank=rank))
+
+
+@pytest.mark.skipif(not EMULATED, reason="two ranks on one GPU")
+def test_ranks_of_a_group():
+    run_ranks(2, _in_a_group)
 
 
 def test_layers_share_a_session_and_its_arena():

@@ -72,6 +72,13 @@ const std::vector<Feature>& capability_options() {
          o.bucket_rows = 10;
          o.keep_o_float32 = false;
        }},
+      {"several devices, tensors on their hosts",
+       [](Problem&, PlanOptions& o) {
+         o.device = DeviceKind::cuda;
+         o.host_tensors = true;
+         o.bucket_rows = 10;
+         o.keep_o_float32 = false;
+       }},
   };
   return features;
 }

@@ -176,7 +176,7 @@ def attention(
 
     With `host_tensors=True` q, k, v stay in pinned memory of the host (`q.pin_memory()`) and stream through `device`, which must be
     named, in pieces of `bucket_rows` rows; `memory_budget` is then of the device's memory. Results and gradients are pinned tensors of
-    the host, and the call returns when they are there. One rank. See docs/python.md.
+    the host, and the call returns when they are there. With a group each rank has a device of its own. See docs/python.md.
 
     Returns o in the layout of q, and with return_lse=True also lse (batch, heads, tokens; "thd": (heads, tokens)), float32,
     natural logarithm, differentiable. Results are always deterministic; `deterministic` is accepted for the likes of flash-attn.
