@@ -66,7 +66,9 @@ class Fixture {
     if (structure == "window511") return {task(0, 0, 1, tokens_, tokens_, -511, 0)};
     if (structure == "decode") return {task(tokens_ - 1, 0, 1, 1, tokens_, -far, far)};
     std::vector<AttendTask> list;
-    if (structure == "dilated4") {
+    if (structure == "buckets256") {  // what a ring brings: a call for each
+      for (std::int64_t k = 0; k < tokens_; k += 256) list.push_back(task(0, k, 1, tokens_, 256, -far, far));
+    } else if (structure == "dilated4") {
       for (std::int64_t r = 0; r < 4; ++r) list.push_back(task(r, r, 4, tokens_ / 4, tokens_ / 4, -far, far));
     } else {  // documents of 16 to 256 tokens
       for (std::int64_t first = 0, length = 16; first < tokens_; first += length, length = length * 5 % 241 + 16) {
@@ -114,7 +116,9 @@ void run(benchmark::State& state, const AttendKernel& kernel, DType dtype, const
   const auto progress = [] {};
   for (auto _ : state) {
     if (!backward) fixture.reset();
-    kernel.run(params, list, Context{pool, scratch, progress});
+    const std::size_t at_once = structure == "buckets256" ? 1 : list.size();
+    for (std::size_t i = 0; i < list.size(); i += at_once)
+      kernel.run(params, {&list[i], at_once}, Context{pool, scratch, progress});
   }
   state.counters["GFLOP/s"] =
       benchmark::Counter(fixture.flops(list, backward) / 1e9, benchmark::Counter::kIsIterationInvariantRate);
@@ -131,7 +135,7 @@ void add(std::span<const AttendKernel> kernels, bool backward) {
     const bool best = (seen & 1U << static_cast<int>(dtype)) == 0;  // of its dtype on this machine; the others briefly
     seen |= 1U << static_cast<int>(dtype);
     for (const int dim : {64, 128}) {
-      for (const char* structure : {"full", "causal", "window511", "documents", "dilated4", "decode"}) {
+      for (const char* structure : {"full", "causal", "window511", "documents", "dilated4", "buckets256", "decode"}) {
         if (!best && (dim != 64 || structure != std::string("causal"))) continue;
         const std::int64_t tokens = best ? 2048 : 256;
         const std::string name =

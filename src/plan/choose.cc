@@ -17,7 +17,7 @@ namespace {
 
 constexpr int kSampledRanks = 16;              // all ranks up to this many, else evenly spaced ones
 constexpr std::int64_t kAutoBuckets = 32;      // a chunk travels in about this many buckets ...
-constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, unless it was measured
+constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, twice as many of 16 bits, unless measured
 constexpr std::int64_t kSmallestBucketRows = 16;
 constexpr std::int64_t kAutoPieceRows = 16'384;  // from the host: more than hide their copies, see docs/cuda.md ...
 constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this
@@ -35,7 +35,7 @@ void resolve_bucket(Setting& setting) {
     return;
   }
   const std::int64_t share = (rows + kAutoBuckets - 1) / kAutoBuckets, measured = setting.options.tuned.bucket_rows;
-  const std::int64_t least = measured > 0 ? measured : kAutoBucketRows;
+  const std::int64_t least = measured > 0 ? measured : kAutoBucketRows * 4 / size_of(setting.problem->dtype);
   setting.bucket_source = measured > 0 && measured >= share ? SizeSource::tuned : SizeSource::standard;
   setting.bucket_rows = std::min(rows, std::max(least, share));
 }
