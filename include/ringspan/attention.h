@@ -84,6 +84,10 @@ struct ExecuteOptions {
   // the default stream is cudaStreamLegacy), see wait().
   std::string device = "cpu";
   void* stream = nullptr;
+  // False: a library's fused attention may compute where one call gives a row's final result, which may give other bits in
+  // every run. It promises less about NaN and infinities in keys that a query may not see, computes delta from o as it is
+  // rounded, and has no gradient through lse (docs/cuda.md). On the CPU it makes no difference.
+  bool deterministic = true;
 };
 
 // What the latest pass did.

@@ -74,7 +74,9 @@ struct PlanOptions {
   bool backward = true;        // plan the backward pass too
   bool keep_o_float32 = true;  // for 16-bit training: keep o in float32, delta is computed from it
   int threads = 1;             // of this rank's kernels
-  std::string attend_kernel;   // by name; empty: the best that supports the shape
+  // By name; empty: the best that supports the shape. On a device "own" or "cudnn", a library's fused attention where one call
+  // gives a row's final result (docs/cuda.md); empty: see ExecuteOptions::deterministic.
+  std::string attend_kernel;
   std::string attend_backward_kernel;
   Tile attend_tile;  // of this rank's kernels, like their names; left open: as tuned, else the kernel's own
   Tile attend_backward_tile;
@@ -118,6 +120,7 @@ struct KernelChoice {
   std::string name;
   Tile tile;  // 0 x 0: it has no tiles
   SizeSource tile_source = SizeSource::standard;
+  std::string reason;  // on a device: why a library's fused attention is not what runs
 };
 
 namespace internal {

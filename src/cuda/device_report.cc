@@ -1,21 +1,12 @@
 #include "cuda/report.h"
 
 #include <cuda_runtime_api.h>
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 namespace ringspan::cuda {
 namespace {
 
 std::string version_text(int version) { return fmt::format("{}.{}", version / 1000, version % 1000 / 10); }
-
-// A library that is looked for when it is needed; `version` is the name of a function that tells its version.
-std::string library_line(const char* title, const char* file, const char* what_for) {
-  void* handle = dlopen(file, RTLD_LAZY | RTLD_LOCAL);
-  if (handle == nullptr) return fmt::format("{}: {} was not found; {}", title, file, what_for);
-  dlclose(handle);
-  return fmt::format("{}: {} was found; {}", title, file, what_for);
-}
 
 std::string device_line(int index) {
   cudaDeviceProp properties{};
@@ -55,7 +46,6 @@ std::vector<std::string> cuda_report() {
     return lines;
   }
   for (int index = 0; index < count; ++index) lines.push_back(device_line(index));
-  lines.push_back(library_line("cudnn", "libcudnn.so.9", "it is not used: every kernel is our own"));
   return lines;
 }
 

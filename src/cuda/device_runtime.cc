@@ -5,6 +5,7 @@
 #include <chrono>
 #include <thread>
 
+#include "cuda/cudnn.h"
 #include "cuda/device_launch.h"
 #include "cuda/runtime.h"
 #include "ringspan/error.h"
@@ -65,6 +66,7 @@ class CudaRuntime final : public Runtime {
       throw Unsupported(fmt::format("{} has compute capability {}.{}; the kernels need 8.0 or newer", name_, properties.major,
                                     properties.minor));
     }
+    compute_capability_ = 10 * properties.major + properties.minor;
     shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
     has_warpgroups_ = RINGSPAN_CUDA_SM90A && properties.major == 9 && properties.minor == 0;
     if (owns_stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
@@ -169,6 +171,8 @@ class CudaRuntime final : public Runtime {
     order(copy_stream_, copied_, stream_);
   }
 
+  std::unique_ptr<FusedAttention> make_fused() override { return make_cudnn(*this, compute_capability_); }
+
   void attend(const AttendArguments& arguments, std::int64_t blocks) override {
     const CurrentDevice current(index_);
     if (arguments.kernel == TileKernel::wgmma) {
@@ -265,6 +269,7 @@ class CudaRuntime final : public Runtime {
   std::string name_;
   int shared_bytes_ = 0;
   bool has_warpgroups_ = false;
+  int compute_capability_ = 0;
   cudaEvent_t events_[kEvents] = {};
   cudaStream_t copy_stream_ = nullptr;  // made when it is first used, with its events
   cudaEvent_t computed_ = nullptr, copied_ = nullptr;

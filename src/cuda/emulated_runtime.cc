@@ -11,6 +11,7 @@
 #include "cuda/emulated_order.h"
 #include "cuda/emulated_stream.h"
 #include "cuda/emulation.h"
+#include "cuda/fused.h"
 #include "cuda/runtime.h"
 #include "ringspan/error.h"
 
@@ -111,6 +112,31 @@ std::vector<Access> attend_accesses(const AttendArguments& arguments, std::int64
     add(task.dk, DType::float32, shape.head_dim, true);
     add(task.dv, DType::float32, shape.head_dim_v, true);
   }
+  return accesses;
+}
+
+// As one row task per operand; the host's addresses.
+std::vector<Access> fused_accesses(const FusedCall& call) {
+  const FusedShape& s = call.shape;
+  std::vector<Access> accesses;
+  const auto add = [&](void* data, const FusedStrides& strides, bool keys, DType dtype, int width, bool writes) {
+    if (data == nullptr) return;
+    kernels::RowTask rows;
+    rows.batch_count = s.batch;
+    rows.head_count = keys ? s.kv_heads : s.heads;
+    rows.row_count = keys ? s.keys : s.queries;
+    rows.operands[0] = {data, dtype, strides.batch, strides.row, strides.head};
+    add_accesses(rows, 0, writes ? 1 : 0, std::span<const int>(&width, 1), accesses);
+  };
+  add(call.q, s.q, false, s.dtype, s.head_dim, false);
+  add(call.k, s.k, true, s.dtype, s.head_dim, false);
+  add(call.v, s.v, true, s.dtype, s.head_dim_v, false);
+  add(call.o, s.o, false, s.dtype, s.head_dim_v, !s.backward);
+  add(call.lse, s.lse, false, DType::float32, 1, !s.backward);
+  add(call.d_out, s.d_out, false, s.dtype, s.head_dim_v, false);
+  add(call.dq, s.dq, false, s.dtype, s.head_dim, true);
+  add(call.dk, s.dk, true, s.dtype, s.head_dim, true);
+  add(call.dv, s.dv, true, s.dtype, s.head_dim_v, true);
   return accesses;
 }
 
@@ -245,6 +271,8 @@ class EmulatedRuntime final : public Runtime {
     order_streams(StreamOrder::kCopies, *copies_, StreamOrder::kCompute, *queue_);
   }
 
+  std::unique_ptr<FusedAttention> make_fused() override { return std::make_unique<Fused>(*this); }
+
   void attend(const AttendArguments& arguments, std::int64_t blocks) override {
     enqueue_tasks([this, arguments, blocks](const auto& note) {
       with_reachable(arguments, [&](const AttendArguments& own, std::int64_t tasks) {
@@ -300,6 +328,27 @@ class EmulatedRuntime final : public Runtime {
   }
 
  private:
+  class Fused final : public FusedAttention {
+   public:
+    explicit Fused(EmulatedRuntime& runtime) : runtime_(runtime) {}
+    std::string name() const override { return "cudnn_emulated"; }
+    std::string refusal(const FusedShape& shape) override { return emulated_refusal(shape); }
+    std::int64_t workspace_bytes(const FusedShape& shape) override { return emulated_workspace_bytes(shape); }
+    void run(const FusedCall& call) override {
+      const std::string wrong = refusal(call.shape) + misalignment(call);
+      if (!wrong.empty()) throw std::logic_error("a fused call is wrong: " + wrong);
+      FusedCall own = call;
+      for (void** data : {&own.q, &own.k, &own.v, &own.o, &own.lse, &own.d_out, &own.dq, &own.dk, &own.dv}) {
+        *data = on_device(*data, "an operand of a fused call");
+      }
+      own.workspace = on_device(own.workspace, "the workspace of a fused call");
+      runtime_.enqueue([own] { emulate_fused(own); }, fused_accesses(own));
+    }
+
+   private:
+    EmulatedRuntime& runtime_;
+  };
+
   void count(const std::byte* data, std::int64_t bytes, EmulatedCapture::Bytes& counter) {
     ++capture_->allocations;
     allocated_[data] = bytes;

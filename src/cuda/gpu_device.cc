@@ -119,6 +119,29 @@ void GpuDevice::copy_rows(std::span<const kernels::RowTask> tasks, int width) {
   }
 }
 
+internal::FusedAnswer GpuDevice::ask_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks,
+                                           internal::FusedMode mode) {
+  if (fused_ == nullptr) fused_ = runtime_->make_fused();
+  internal::FusedAnswer answer{fused_->name(), {}, 0};
+  for (const internal::FusedTask& task : tasks) {
+    const FusedCall call = fused_call(params, task, mode);
+    answer.refusal = misalignment(call);
+    if (answer.refusal.empty()) answer.refusal = fused_->refusal(call.shape);
+    if (!answer.refusal.empty()) return answer;
+    answer.workspace_bytes = std::max(answer.workspace_bytes, fused_->workspace_bytes(call.shape));
+  }
+  return answer;
+}
+
+void GpuDevice::attend_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks,
+                             internal::FusedMode mode, std::byte* workspace) {
+  for (const internal::FusedTask& task : tasks) {
+    FusedCall call = fused_call(params, task, mode);
+    call.workspace = workspace;
+    fused_->run(call);
+  }
+}
+
 void GpuDevice::reserve(std::int64_t task_list_bytes) {
   capacity_ = task_list_bytes;
   release_sides();

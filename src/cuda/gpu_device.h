@@ -39,6 +39,11 @@ class GpuDevice final : public internal::Device {
   void reserve(std::int64_t task_list_bytes) override;
   void begin_pass() override;
 
+  internal::FusedAnswer ask_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks,
+                                  internal::FusedMode mode) override;
+  void attend_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks, internal::FusedMode mode,
+                    std::byte* workspace) override;
+
   void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) override;
   void attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) override;
   void rows(const internal::Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) override;
@@ -74,6 +79,7 @@ class GpuDevice final : public internal::Device {
   bool in_capture_ = false;
   std::int64_t capacity_ = 0;
   std::int64_t used_ = 0;
+  std::unique_ptr<FusedAttention> fused_;  // made when it is first asked; goes before the runtime
 };
 
 }  // namespace ringspan::cuda

@@ -12,6 +12,7 @@
 
 #include "base/function_ref.h"
 #include "cuda/arguments.h"
+#include "cuda/fused.h"
 #include "cuda/gradient.h"
 #include "exec/queue.h"
 
@@ -59,6 +60,9 @@ class Runtime {
   virtual void copies_wait() = 0;
   virtual void copy_beside(const BlockCopy& block) = 0;
   virtual void wait_for_copies() = 0;
+
+  // The device's fused attention, on this stream. It does not outlive the runtime.
+  virtual std::unique_ptr<FusedAttention> make_fused() = 0;
 
   virtual void attend(const AttendArguments& arguments, std::int64_t blocks) = 0;
   virtual void gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks) = 0;

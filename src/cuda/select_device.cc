@@ -4,6 +4,7 @@
 
 #include <charconv>
 
+#include "cuda/cudnn.h"
 #include "cuda/gpu_device.h"
 #include "cuda/report.h"
 #include "ringspan/device.h"
@@ -42,6 +43,7 @@ std::unique_ptr<internal::Device> make_device(std::string_view device, void* str
 
 std::vector<std::string> device_report() {
   std::vector<std::string> lines = cuda::cuda_report();
+  lines.push_back(cuda::cudnn_report());
   lines.push_back(cuda::nccl_report());
   return lines;
 }

@@ -118,9 +118,11 @@ bool is_touched(const Program& program, TensorKind kind) {
     const View& view = program.views[static_cast<std::size_t>(ref.view)];
     return !view.in_arena && view.kind == kind;
   };
-  return std::any_of(program.row_items.begin(), program.row_items.end(), [&](const RowItem& item) {
+  const auto is_in = [&](const auto& item) {
     return std::any_of(std::begin(item.operands), std::end(item.operands), is_of_kind);
-  });
+  };
+  return std::any_of(program.row_items.begin(), program.row_items.end(), is_in) ||
+         std::any_of(program.attend_items.begin(), program.attend_items.end(), is_in);
 }
 
 Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {

@@ -36,8 +36,8 @@ struct TensorShape {
 };
 TensorShape shape_of(const PlanData& plan, TensorKind kind);
 
-// Whether a row of the caller's tensor is read or written by the program's rowwise items: backward does not read o where
-// forward saved it in float32. O(items).
+// Whether a row of the caller's tensor is read or written by the program: backward does not read o where forward saved it in
+// float32. O(items).
 bool is_touched(const Program& program, TensorKind kind);
 
 // Throw InvalidArgument naming tensor, value and expectation. `reads_o`: is_touched(plan.backward, TensorKind::o).

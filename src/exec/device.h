@@ -19,6 +19,25 @@
 
 namespace ringspan::internal {
 
+// A call of a library's fused attention: heads, positions, band, q, k, v and lse of an AttendTask, and d_out, dq, dk and dv in
+// a backward pass, in the storage dtype but for lse; o is written by forward and read by backward. Its results are whole:
+// nothing is added to what was there.
+struct FusedTask {
+  kernels::AttendTask task;
+  kernels::Rows o;
+};
+
+struct FusedMode {
+  bool backward = false;
+  bool deterministic = true;  // the same bits run after run
+};
+
+struct FusedAnswer {
+  std::string kernel;                // "cudnn"
+  std::string refusal;               // empty: it can
+  std::int64_t workspace_bytes = 0;  // the most that one of the calls needs
+};
+
 class Device {
  public:
   virtual ~Device() = default;
@@ -47,6 +66,13 @@ class Device {
   // Sets storage aside for the tasks of passes: blocks of so many bytes, see plan/device_memory.h.
   virtual void reserve(std::int64_t task_list_bytes) = 0;
   virtual void begin_pass() = 0;
+
+  // Whether the device's library can compute these, by shapes, strides and alignment of addresses; nothing is read. The answer
+  // for a shape is kept, so that asking again is cheap. Asked first, it may load a library and build execution plans.
+  virtual FusedAnswer ask_fused(const kernels::AttendParams& params, std::span<const FusedTask> tasks, FusedMode mode) = 0;
+  // What ask_fused() did not refuse. `workspace` is as large as it said, aligned to 256.
+  virtual void attend_fused(const kernels::AttendParams& params, std::span<const FusedTask> tasks, FusedMode mode,
+                            std::byte* workspace) = 0;
 
   virtual void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;
   // dq may be null in all tasks, or dk and dv: then only the others are computed.

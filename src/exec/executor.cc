@@ -7,7 +7,9 @@
 #include <string>
 
 #include "base/check.h"
+#include "exec/choose_fused.h"
 #include "exec/handshake.h"
+#include "plan/fuse.h"
 #include "ringspan/error.h"
 
 namespace ringspan::internal {
@@ -15,27 +17,6 @@ namespace {
 
 constexpr std::uint64_t kCallMask = (std::uint64_t{1} << 32) - 1;
 static_assert(kPlanRounds == 0 && (kCallMask + 1) << kPlanRoundBits <= kPlanRoundsEnd);
-
-kernels::AttendParams params_of(const PlanData& plan) {
-  const Problem& problem = plan.problem;
-  kernels::AttendParams params;
-  params.shape.dtype = problem.dtype;
-  params.shape.head_dim = problem.head_dim;
-  params.shape.head_dim_v = problem.head_dim_v;
-  params.shape.group = problem.group();
-  params.shape.softcap = problem.softcap != 0.0F;
-  params.shape.alibi = problem.alibi;
-  params.shape.dropout = problem.dropout != 0.0F;
-  params.shape.threads = plan.options.threads;
-  params.scale = problem.effective_scale();
-  params.softcap = problem.softcap;
-  params.dropout = problem.dropout;
-  params.seed = problem.seed;
-  params.output_scale = problem.pattern.output_scale();
-  return params;
-}
-
-bool is_attend(LaunchKind kind) { return kind == LaunchKind::attend || kind == LaunchKind::attend_backward; }
 
 bool has_saved(const Program& program) {
   return std::any_of(program.regions.begin(), program.regions.end(),
@@ -56,8 +37,7 @@ void check_fit(const PlanData& plan, const Communicator& communicator, const Exe
 
 std::int64_t arena_bytes(const PlanData& plan) { return std::max(plan.forward.arena_bytes, plan.backward.arena_bytes); }
 
-// The plan as it is booked for what it runs on.
-Plan plan_for(const Plan& plan, Communicator& communicator, Device* device) {
+Plan booked(const Plan& plan, Communicator& communicator, Device* device) {
   const PlanOptions& options = plan.options();
   if (device == nullptr) {
     if (options.device == DeviceKind::cpu) return plan;
@@ -74,6 +54,13 @@ Plan plan_for(const Plan& plan, Communicator& communicator, Device* device) {
   return plan;
 }
 
+// The plan as it is booked for what it runs on, with the kernels that it runs there.
+Plan plan_for(const Plan& plan, Communicator& communicator, Device* device, const ExecuteOptions& options) {
+  const Plan own = booked(plan, communicator, device);
+  if (device == nullptr) return own;
+  return Plan(std::make_shared<const PlanData>(choose_fused(own.data(), *device, options.deterministic)));
+}
+
 }  // namespace
 
 bool takes_messages_of(const Communicator& communicator, Device& device) {
@@ -86,7 +73,7 @@ bool takes_messages_of(const Communicator& communicator, Device& device) {
 
 Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena,
                    std::unique_ptr<Device> device)
-    : shared_plan_(plan_for(plan, communicator, device.get())),
+    : shared_plan_(plan_for(plan, communicator, device.get(), options)),
       plan_((check_fit(plan.data(), communicator, options), &shared_plan_.data())),
       communicator_(communicator),
       agreement_(communicator),
@@ -113,7 +100,7 @@ void Executor::prepare_device() {
   if (options_.fake_device) {
     throw InvalidArgument(fmt::format("fake_device delays work on the CPU, but this attention runs on {}", device_->name()));
   }
-  device_->check_supported(params_of(*plan_).shape, plan_->has_backward);
+  device_->check_supported(attend_params(*plan_).shape, plan_->has_backward);
   if (!plan_->options.device_messages) mirror_.emplace(*device_, plan_->forward, plan_->backward);
   device_->reserve(task_list_bytes(*plan_));
 }
@@ -142,11 +129,34 @@ void Executor::check_space() const {
   check(bindings_.dsinks, "dsinks");
 }
 
+// What a library's fused attention makes of these tensors is known only now.
+void Executor::check_fused(Pass pass) const {
+  const Program& program = pass == Pass::forward ? plan_->forward : plan_->backward;
+  if (!is_fused(program)) return;
+  const char* const option = pass == Pass::forward ? "attend_kernel" : "attend_backward_kernel";
+  const std::string& kernel = (pass == Pass::forward ? plan_->attend : plan_->attend_backward).name;
+  if (pass == Pass::backward && bindings_[TensorKind::dlse].data != nullptr) {
+    throw InvalidArgument(fmt::format("dlse is given, but {} has no gradient through lse; set {} = \"own\"", kernel, option));
+  }
+  const FusedAnswer answer = ask_fused(*plan_, pass, *device_, options_.deterministic, &bindings_);
+  if (!answer.refusal.empty()) {
+    throw InvalidArgument(
+        fmt::format("{} cannot compute on these tensors: {}; set {} = \"own\"", kernel, answer.refusal, option));
+  }
+  const std::int64_t given = fused_workspace_bytes(program);
+  if (answer.workspace_bytes > given) {
+    throw InvalidArgument(
+        fmt::format("{} needs a workspace of {} bytes with the strides of these tensors, but the plan gives {}; "
+                    "set {} = \"own\"",
+                    kernel, answer.workspace_bytes, given, option));
+  }
+}
+
 // Selects the kernel, proves that the program stays inside its memory, and sets everything aside that running it needs.
 void Executor::prepare(Pass pass) {
   PassState& state = passes_[static_cast<int>(pass)];
   state.program = pass == Pass::forward ? &plan_->forward : &plan_->backward;
-  state.params = params_of(*plan_);
+  state.params = attend_params(*plan_);
   const Tile tile = pass == Pass::forward ? plan_->attend.tile : plan_->attend_backward.tile;
   state.params.shape.tile = {tile.queries, tile.keys};
   if (device_ == nullptr) {
@@ -159,14 +169,16 @@ void Executor::prepare(Pass pass) {
   for (const Stage& stage : program.stages) {
     std::size_t rows = 0;
     std::size_t attends = 0;
+    std::size_t fused = 0;
     for (const auto* launches : {&stage.before, &stage.copies, &stage.compute}) {
       for (const Launch& launch : *launches) {
-        (is_attend(launch.kind) ? attends : rows) +=
-            launch.kind == LaunchKind::sum_sinks ? 0 : static_cast<std::size_t>(launch.count);
+        std::size_t& counter = is_fused(launch.kind) ? fused : is_attention(launch.kind) ? attends : rows;
+        counter += launch.kind == LaunchKind::sum_sinks ? 0 : static_cast<std::size_t>(launch.count);
       }
     }
     row_tasks_.reserve(std::max(row_tasks_.capacity(), rows));
     attend_tasks_.reserve(std::max(attend_tasks_.capacity(), attends));
+    fused_tasks_.reserve(std::max(fused_tasks_.capacity(), fused));
     calls_.reserve(std::max(calls_.capacity(), stage.before.size() + stage.compute.size()));
     requests_.reserve(std::max(requests_.capacity(), stage.rounds.size()));
     for (const Round& round : stage.rounds) {
@@ -241,6 +253,7 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
   try {
     bindings_ = bind_tensors();
     if (device_ != nullptr) check_space();
+    if (device_ != nullptr) check_fused(pass);
   } catch (const InvalidArgument&) {
     own_error = std::current_exception();
   }
@@ -305,6 +318,7 @@ void Executor::clear_sink_gradients() {
 void Executor::run_stage(std::int32_t index, const Stage& stage) {
   row_tasks_.clear();
   attend_tasks_.clear();
+  fused_tasks_.clear();
   calls_.clear();
   requests_.clear();
   const auto begin = Clock::now();
@@ -377,7 +391,13 @@ void Executor::begin_copies(const Stage& stage) {
 void Executor::enqueue(const Launch& launch) {
   if (launch.count == 0 && launch.kind != LaunchKind::sum_sinks) return;
   Call call{this, &launch, 0};
-  if (is_attend(launch.kind)) {
+  if (is_fused(launch.kind)) {
+    call.first = fused_tasks_.size();
+    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+      const AttendItem& item = memory_.program->attend_items[static_cast<std::size_t>(index)];
+      fused_tasks_.push_back(resolve_fused(memory_, launch.kind, item));
+    }
+  } else if (is_attention(launch.kind)) {
     call.first = attend_tasks_.size();
     for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
       const AttendItem& item = memory_.program->attend_items[static_cast<std::size_t>(index)];
@@ -396,7 +416,12 @@ void Executor::enqueue(const Launch& launch) {
 
 void Executor::launch_on_device(const Launch& launch, std::size_t first) {
   const auto count = static_cast<std::size_t>(launch.count);
-  if (is_attend(launch.kind)) {
+  if (is_fused(launch.kind)) {
+    const FusedMode mode{launch.kind == LaunchKind::fused_backward, options_.deterministic};
+    std::byte* const workspace = arena_.data() + memory_.program->scratch_offset;
+    return device_->attend_fused(pass_->params, {fused_tasks_.data() + first, count}, mode, workspace);
+  }
+  if (is_attention(launch.kind)) {
     const std::span<const kernels::AttendTask> tasks(attend_tasks_.data() + first, count);
     if (launch.kind == LaunchKind::attend) return device_->attend(pass_->params, tasks);
     return device_->attend_backward(pass_->params, tasks);
@@ -439,7 +464,7 @@ void Executor::run_call(void* argument) {
     if (on_caller) self.communicator_.progress();
   };
   const kernels::Context context{self.pool_, self.arena_.data() + self.memory_.program->scratch_offset, progress};
-  if (is_attend(launch.kind)) {
+  if (is_attention(launch.kind)) {
     const std::span<const kernels::AttendTask> tasks(self.attend_tasks_.data() + call.first,
                                                      static_cast<std::size_t>(launch.count));
     self.pass_->kernel->run(self.pass_->params, tasks, context);

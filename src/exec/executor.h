@@ -82,7 +82,7 @@ class Executor {
     std::vector<Message> messages;  // of all rounds, one after the other
     PassStats stats;
   };
-  // A launch in flight: tasks [first, first + launch->count) of row_tasks_ or attend_tasks_.
+  // A launch in flight: tasks [first, first + launch->count) of row_tasks_, attend_tasks_ or fused_tasks_.
   struct Call {
     Executor* executor = nullptr;
     const Launch* launch = nullptr;
@@ -92,6 +92,7 @@ class Executor {
   void prepare(Pass pass);
   void prepare_device();
   void check_space() const;
+  void check_fused(Pass pass) const;
   void check_saved(std::size_t bytes) const;
   void copy_bytes(void* to, const void* from, std::size_t bytes);
   template <typename Bind>
@@ -136,6 +137,7 @@ class Executor {
   // Of the stage that runs; as large as the largest stage of both passes.
   std::vector<kernels::RowTask> row_tasks_;
   std::vector<kernels::AttendTask> attend_tasks_;
+  std::vector<FusedTask> fused_tasks_;
   std::vector<Call> calls_;
   std::vector<Request> requests_;
 

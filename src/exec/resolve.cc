@@ -86,6 +86,8 @@ int operand_count(LaunchKind kind) {
     case LaunchKind::attend:
       return kAttendOperands;
     case LaunchKind::attend_backward:
+    case LaunchKind::fused:
+    case LaunchKind::fused_backward:
       return kAllOperands;
     case LaunchKind::sum_sinks:
       return 0;
@@ -135,7 +137,14 @@ kernels::AttendTask resolve_attend(const Memory& memory, LaunchKind kind, const 
   task.q = query(kQ);
   task.k = key(kK);
   task.v = key(kV);
-  if (kind == LaunchKind::attend) {
+  if (is_fused(kind)) {
+    task.lse = query(kLse);
+    if (kind == LaunchKind::fused) return task;
+    task.d_out = query(kDOut);
+    task.dq = query(kDq);
+    task.dk = key(kDk);
+    task.dv = key(kDv);
+  } else if (kind == LaunchKind::attend) {
     task.m = query(kM);
     task.l = query(kL);
     task.acc = query(kAcc);
@@ -148,6 +157,11 @@ kernels::AttendTask resolve_attend(const Memory& memory, LaunchKind kind, const 
     task.dv = key(kDv);
   }
   return task;
+}
+
+FusedTask resolve_fused(const Memory& memory, LaunchKind kind, const AttendItem& item) {
+  return {resolve_attend(memory, kind, item),
+          rows_of(locate(memory, item.slice.batch_first, item.slice.heads, item.operands[kOut]))};
 }
 
 namespace {
@@ -185,7 +199,7 @@ class Checker {
   // Kernels do not reach the caller's tensors on the host.
   void check_on_device(const Launch& launch) const {
     const auto is_there = [&](const RowRef& ref) { return ref.view < 0 || view_of(ref).in_arena; };
-    const bool attend = launch.kind == LaunchKind::attend || launch.kind == LaunchKind::attend_backward;
+    const bool attend = is_attention(launch.kind);
     for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
       const auto at = static_cast<std::size_t>(index);
       RINGSPAN_CHECK(attend ? std::all_of(std::begin(program_.attend_items[at].operands),
@@ -208,7 +222,7 @@ class Checker {
   }
 
   void check(const Launch& launch) const {
-    const bool attend = launch.kind == LaunchKind::attend || launch.kind == LaunchKind::attend_backward;
+    const bool attend = is_attention(launch.kind);
     if (launch.kind == LaunchKind::sum_sinks) return;
     const std::size_t items = attend ? program_.attend_items.size() : program_.row_items.size();
     RINGSPAN_CHECK(launch.first >= 0 && launch.count >= 0 && launch.first + launch.count <= static_cast<std::int64_t>(items));
@@ -255,11 +269,14 @@ class Checker {
     const Progression kv = kv_heads_of(slice.heads, plan_.problem.group());
     for (int index = 0; index < operand_count(kind); ++index) {
       if (index >= kDq && item.operands[index].view < 0 && plan_.options.host_tensors) continue;  // dq, or dk and dv, only
+      if (kind == LaunchKind::fused && (index == kDOut || index >= kDq)) continue;
       const bool key = index == kK || index == kV || index == kDk || index == kDv;
       const View& view = view_of(item.operands[index]);
-      const bool value = index == kV || index == kDv || (kind == LaunchKind::attend ? index == kAcc : index == kDOut);
-      const bool per_row = kind == LaunchKind::attend ? index == kM || index == kL : index == kLse || index == kDelta;
-      const bool storage = index <= kV || (kind == LaunchKind::attend_backward && index == kDOut);
+      const bool forward = kind == LaunchKind::attend;
+      const bool fused = is_fused(kind);
+      const bool value = index == kV || index == kDv || (forward ? index == kAcc : index == kDOut || (fused && index == kOut));
+      const bool per_row = forward ? index == kM || index == kL : index == kLse || (!fused && index == kDelta);
+      const bool storage = index <= kV || (fused ? index != kLse : !forward && index == kDOut);
       RINGSPAN_CHECK(view.dtype == (storage ? plan_.problem.dtype : DType::float32));
       RINGSPAN_CHECK(view.width == (per_row ? 1 : value ? plan_.problem.head_dim_v : plan_.problem.head_dim));
       check_span(view, slice.batch_first, slice.batch_count, key ? kv : slice.heads, item.operands[index],

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "exec/bindings.h"
+#include "exec/device.h"
 #include "kernels/attend.h"
 #include "kernels/rowwise.h"
 #include "plan/plan_data.h"
@@ -27,6 +28,7 @@ int operand_count(LaunchKind kind);
 
 kernels::RowTask resolve_row(const Memory& memory, LaunchKind kind, const RowItem& item);
 kernels::AttendTask resolve_attend(const Memory& memory, LaunchKind kind, const AttendItem& item);
+FusedTask resolve_fused(const Memory& memory, LaunchKind kind, const AttendItem& item);
 
 // Throws std::logic_error (a bug of the planner) unless every item of every launch lies inside its views, every view and
 // message inside the arena, and widths and dtypes are what the kernels expect. O(items).

@@ -26,8 +26,8 @@ std::int64_t task_list_bytes(const PlanData& data) {
       for (const auto* list : {&stage.before, &stage.compute}) {
         for (const Launch& launch : *list) {
           ++launches;
-          const bool attend = launch.kind == LaunchKind::attend || launch.kind == LaunchKind::attend_backward;
-          if (launch.kind != LaunchKind::sum_sinks) (attend ? attends : rows) += launch.count;
+          if (launch.kind == LaunchKind::sum_sinks || is_fused(launch.kind)) continue;  // these send no list
+          (is_attention(launch.kind) ? attends : rows) += launch.count;
         }
       }
     }

@@ -45,10 +45,10 @@ Selected select(const Problem& problem, const PlanOptions& options, Pass pass) {
 }  // namespace
 
 KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, Pass pass) {
-  if (options.device != DeviceKind::cpu) return {pass == Pass::forward ? "attend_cuda" : "attend_backward_cuda", {}, {}};
+  if (options.device != DeviceKind::cpu) return {pass == Pass::forward ? "attend_cuda" : "attend_backward_cuda", {}, {}, {}};
   const Selected selected = select(problem, options, pass);
   const kernels::TileSize tile = kernels::tile_of(selected.kernel, selected.shape);
-  return {std::string(selected.kernel.name), {tile.queries, tile.keys}, selected.source};
+  return {std::string(selected.kernel.name), {tile.queries, tile.keys}, selected.source, {}};
 }
 
 std::int64_t kernel_scratch_bytes(const Problem& problem, const PlanOptions& options, Pass pass) {

@@ -20,9 +20,9 @@ std::string_view to_string(TensorKind kind) {
 }
 
 std::string_view to_string(LaunchKind kind) {
-  static constexpr std::array<std::string_view, 11> kNames{"fill",     "copy",  "add",    "merge",           "merge_states",
-                                                           "finalize", "delta", "attend", "attend_backward", "sink_gradient",
-                                                           "sum_sinks"};
+  static constexpr std::array<std::string_view, kLaunchKinds> kNames{
+      "fill",          "copy",      "add",   "merge",         "merge_states", "finalize", "delta", "attend", "attend_backward",
+      "sink_gradient", "sum_sinks", "fused", "fused_backward"};
   return kNames[static_cast<std::size_t>(kind)];
 }
 

@@ -99,10 +99,12 @@ enum AttendOperand : int {
   kDq = 6,
   kDk,
   kDv,
-  kAllOperands
+  kAllOperands,
+  kOut = kDelta  // of a fused call, which has lse where backward has it
 };
 
-// One affine (q, k, band) piece; forward uses q k v m l acc, backward q k v d_out lse delta dq dk dv.
+// One affine (q, k, band) piece; forward uses q k v m l acc, backward q k v d_out lse delta dq dk dv. A fused call
+// (plan/fuse.h) uses q k v lse o, backward d_out dq dk dv too, all but lse in the storage dtype.
 struct AttendItem {
   Slice slice;  // batch, query heads, q, k, band, diagonal, state
   RowRef operands[kAllOperands];
@@ -119,10 +121,17 @@ enum class LaunchKind : std::uint8_t {
   attend,
   attend_backward,
   sink_gradient,
-  sum_sinks
+  sum_sinks,
+  fused,
+  fused_backward
 };
-inline constexpr int kLaunchKinds = 11;
+inline constexpr int kLaunchKinds = 13;
 std::string_view to_string(LaunchKind kind);
+inline bool is_fused(LaunchKind kind) { return kind == LaunchKind::fused || kind == LaunchKind::fused_backward; }
+// Whether its items are attend_items.
+inline bool is_attention(LaunchKind kind) {
+  return kind == LaunchKind::attend || kind == LaunchKind::attend_backward || is_fused(kind);
+}
 
 // Items [first, first + count) of the program's row_items (or attend_items).
 struct Launch {

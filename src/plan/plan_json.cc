@@ -69,10 +69,12 @@ ordered_json options_json(const PlanOptions& o) {
 
 ordered_json sizes_json(const internal::PlanData& data) {
   const auto kernel = [](const KernelChoice& choice) {
-    return ordered_json{{"kernel", choice.name},
-                        {"tile_queries", choice.tile.queries},
-                        {"tile_keys", choice.tile.keys},
-                        {"source", to_string(choice.tile_source)}};
+    ordered_json json{{"kernel", choice.name},
+                      {"tile_queries", choice.tile.queries},
+                      {"tile_keys", choice.tile.keys},
+                      {"source", to_string(choice.tile_source)}};
+    if (!choice.reason.empty()) json["reason"] = choice.reason;
+    return json;
   };
   ordered_json sizes{{"attend", kernel(data.attend)}};
   sizes["attend_backward"] = data.has_backward ? kernel(data.attend_backward) : ordered_json();

@@ -94,6 +94,7 @@ void append_sizes(std::string& out, const PlanData& data) {
     } else {
       fmt::format_to(to, ", tiles of {} x {} ({})\n", choice.tile.queries, choice.tile.keys, from(choice.tile_source));
     }
+    if (!choice.reason.empty()) fmt::format_to(to, "            {}\n", choice.reason);
   };
   kernel("kernels   ", data.attend);
   if (data.has_backward) kernel("          ", data.attend_backward);
@@ -108,7 +109,7 @@ std::string launches(const Program& program, const std::vector<Launch>& list) {
   for (const Launch& launch : list) {
     ++counts[static_cast<std::size_t>(launch.kind)];
     items[static_cast<std::size_t>(launch.kind)] += launch.count;
-    if (launch.kind != internal::LaunchKind::attend && launch.kind != internal::LaunchKind::attend_backward) continue;
+    if (!internal::is_attention(launch.kind)) continue;
     for (std::int64_t i = launch.first; i < launch.first + launch.count; ++i) {
       pairs += pair_count(program.attend_items[static_cast<std::size_t>(i)].slice);
     }

@@ -131,7 +131,7 @@ struct WatchedCommunicator::Work {
         if (!round.transfers.empty()) shares.push_back(done);
       }
       for (const internal::Launch& launch : stage.compute) {
-        if (launch.kind != internal::LaunchKind::attend && launch.kind != internal::LaunchKind::attend_backward) continue;
+        if (!internal::is_attention(launch.kind)) continue;
         for (std::int64_t i = launch.first; i < launch.first + launch.count; ++i) {
           done += static_cast<double>(pair_count(program.attend_items[static_cast<std::size_t>(i)].slice));
         }
