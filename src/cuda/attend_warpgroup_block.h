@@ -16,6 +16,7 @@
 #include "cuda/block_parts.h"
 #include "cuda/state_rows.h"
 #include "cuda/warpgroup.h"
+#include "cuda/warpgroup_non_finite.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -149,7 +150,7 @@ class AttendWarpgroupBlock {
 
   RINGSPAN_DEVICE void take_in_tile(const Task& task, const Walk& walk, int tile) {
     arrive();
-    if (!walk.is_full(tile - 1)) exclude_non_finite(task, walk, tile - 1);
+    if (!walk.is_full(tile - 1)) exclude_values(task, walk, tile - 1);
     begin_tile(walk, tile);
     m_.fence_registers(scores_, state_.acc, weights_);
     product_rows<P>(m_, scores_, m_.shared_address(q_tile()), m_.shared_address(k_tile(tile)));
@@ -164,7 +165,7 @@ class AttendWarpgroupBlock {
 
   RINGSPAN_DEVICE void add_last_values(const Task& task, const Walk& walk) {
     const int tile = walk.tiles - 1;
-    if (!walk.is_full(tile)) exclude_non_finite(task, walk, tile);
+    if (!walk.is_full(tile)) exclude_values(task, walk, tile);
     m_.fence_registers(state_.acc, weights_);
     product_weights<P>(m_, state_.acc, weights_, m_.shared_address(v_tile(tile)));
     m_.commit_products();
@@ -249,52 +250,10 @@ class AttendWarpgroupBlock {
   }
 
   // Values of a tile with masked pairs, before they are multiplied.
-  RINGSPAN_DEVICE void exclude_non_finite(const Task& task, const Walk& walk, int tile) {
-    find_non_finite<P>(m_, v_tile(tile), flags_);
-    if (!m_.sync_any(flags_)) return;
-    note_pairs(task, walk.begin + walk.first(tile));
-    clean_tile<P>(m_, v_tile(tile));
-    m_.fence_async();
-    m_.sync();
-    add_non_finite(walk, tile);
-  }
-
-  // For each pair of the tile: 0 not visible, 1 of some weight, 2 of weight 0 (too small for the storage type) or NaN.
-  RINGSPAN_DEVICE void note_pairs(const Task& task, std::int64_t column0) {
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(M::hidden(thread));
-      const VisibleColumns visible = visible_columns(task, column0, thread);
-      RINGSPAN_UNROLL
-      for (int index = 0; index < P::kCols / 4; ++index) {
-        RINGSPAN_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int half = index % 2;
-          const int column = index / 2 * 8 + lane.column + e;
-          const auto bits = static_cast<std::uint16_t>(weights_[thread][index] >> (16 * e));
-          const int kind = !visible.sees(half, column) ? 0 : P::Storage::load(bits) > 0.0F ? 1 : 2;
-          pairs()[(lane.row + half * 8) * P::kCols + column] = static_cast<unsigned char>(kind);
-        }
-      }
-    });
-  }
-
-  RINGSPAN_DEVICE void add_non_finite(const Walk& walk, int tile) {
-    const int valid = walk.valid(tile);
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(M::hidden(thread));
-      for (int column = 0; column < valid; ++column) {
-        const Element* row = walk.v.row(walk.first(tile) + column);
-        const int kinds[2] = {pairs()[lane.row * P::kCols + column], pairs()[(lane.row + 8) * P::kCols + column]};
-        if (kinds[0] + kinds[1] == 0) continue;
-        RINGSPAN_UNROLL
-        for (int index = 0; index < P::kDim / 2; ++index) {
-          const int e = index / 4 * 8 + lane.column + index % 2;
-          const int kind = kinds[index % 4 / 2];
-          const float value = kind != 0 && e < params_.shape.head_dim_v ? P::Storage::load(row[e]) : 0.0F;
-          if (value - value != 0.0F) state_.acc[thread][index] += kind == 1 ? value : value - value;
-        }
-      }
-    });
+  RINGSPAN_DEVICE void exclude_values(const Task& task, const Walk& walk, int tile) {
+    exclude_non_finite<P>(m_, v_tile(tile), {walk.v, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc,
+                          weights_, pairs(), flags_,
+                          [&](int thread) { return visible_columns(task, walk.begin + walk.first(tile), thread); });
   }
 
   M& m_;

@@ -15,6 +15,9 @@ cudaError_t launch_attend_typed(const AttendArguments& arguments, std::int64_t b
 // With warpgroups, for 16-bit types: is_supported_by_warpgroups() of the shape, a device of capability 9.0.
 template <DType kType>
 cudaError_t launch_attend_warpgroups(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream);
+template <DType kType>  // dq, or dk and dv in one pass
+cudaError_t launch_gradient_warpgroups(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
+                                       cudaStream_t stream);
 template <DType kType>
 cudaError_t launch_gradient_typed(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
                                   cudaStream_t stream);

@@ -191,6 +191,11 @@ class CudaRuntime final : public Runtime {
   }
   void gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks) override {
     const CurrentDevice current(index_);
+    if (arguments.kernel == TileKernel::wgmma) {
+      const auto launch = arguments.params.shape.dtype == DType::bfloat16 ? launch_gradient_warpgroups<DType::bfloat16>
+                                                                          : launch_gradient_warpgroups<DType::float16>;
+      return launched(launch(gradient, arguments, blocks, stream_), "attend_backward with wgmma");
+    }
     switch (arguments.params.shape.dtype) {
       case DType::float32:
         return launched(launch_gradient_typed<DType::float32>(gradient, arguments, blocks, stream_), "attend_backward");

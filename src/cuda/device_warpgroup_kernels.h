@@ -6,6 +6,7 @@
 #include "cuda/device_launch.h"
 #include "cuda/device_launch_blocks.h"
 #include "cuda/device_warpgroup.h"
+#include "cuda/gradient_warpgroup_block.h"
 #include "cuda/tile_policy.h"
 
 namespace ringspan::cuda {
@@ -19,6 +20,16 @@ __global__ void __launch_bounds__(P::kThreads, 1) attend_warpgroup_kernel(const 
 #endif
 }
 
+template <typename P, Gradient kGradient>
+__global__ void __launch_bounds__(P::kThreads, 1) gradient_warpgroup_kernel(const __grid_constant__ AttendArguments arguments) {
+#if RINGSPAN_WARPGROUPS
+  extern __shared__ __align__(16) unsigned char shared[];
+  using Machine = HopperMachine<P::kThreads>;
+  Machine machine;
+  GradientWarpgroupBlock<P, Machine, kGradient>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
+#endif
+}
+
 template <DType kType>
 cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
   const auto launch = [&](auto policy) {
@@ -26,9 +37,24 @@ cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::i
     return launch_blocks(&attend_warpgroup_kernel<P>, arguments, blocks, P::kThreads, P::kForwardBytes, stream);
   };
   if (padded_dim(arguments.params.shape.head_dim, arguments.params.shape.head_dim_v) == 64) {
-    return launch(WarpgroupPolicy<kType, 64>{});
+    return launch(WarpgroupForward<kType, 64>{});
   }
-  return launch(WarpgroupPolicy<kType, 128>{});
+  return launch(WarpgroupForward<kType, 128>{});
+}
+
+template <DType kType>
+cudaError_t launch_gradient_warpgroups_of(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
+                                          cudaStream_t stream) {
+  const auto launch = [&](auto policy) {
+    using P = decltype(policy);
+    auto* const kernel =
+        gradient == Gradient::dq ? &gradient_warpgroup_kernel<P, Gradient::dq> : &gradient_warpgroup_kernel<P, Gradient::dk_dv>;
+    return launch_blocks(kernel, arguments, blocks, P::kThreads, P::kBackwardBytes, stream);
+  };
+  if (padded_dim(arguments.params.shape.head_dim, arguments.params.shape.head_dim_v) == 64) {
+    return launch(WarpgroupBackward<kType, 64>{});
+  }
+  return launch(WarpgroupBackward<kType, 128>{});
 }
 
 }  // namespace ringspan::cuda

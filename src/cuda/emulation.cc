@@ -9,6 +9,7 @@
 #include "cuda/emulated_machine.h"
 #include "cuda/emulated_warpgroup.h"
 #include "cuda/gradient_block.h"
+#include "cuda/gradient_warpgroup_block.h"
 #include "cuda/row_block.h"
 #include "cuda/schedule.h"
 #include "cuda/select.h"
@@ -61,11 +62,22 @@ void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int6
   }
 }
 
+template <typename P, typename M>
+using DqWarpgroupBlock = GradientWarpgroupBlock<P, M, Gradient::dq>;
+template <typename P, typename M>
+using DkDvWarpgroupBlock = GradientWarpgroupBlock<P, M, Gradient::dk_dv>;
+
+template <typename P>
+void run_warpgroup_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t block) {
+  if (gradient == Gradient::dq) return run_warpgroup_block<DqWarpgroupBlock, P>(arguments, block, P::kBackwardBytes);
+  run_warpgroup_block<DkDvWarpgroupBlock, P>(arguments, block, P::kBackwardBytes);
+}
+
 // Calls launch(arguments, blocks) for every wave.
 template <typename Launch>
 void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                Launch&& launch) {
-  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_rows(kernel, params.shape));
+  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows);
   std::vector<kernels::AttendTask> ordered;
   for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
   for (const Wave& wave : schedule.waves) {
@@ -83,24 +95,26 @@ void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span
 template <TileKernel kNamed>
 void run_attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
                 const kernels::Context& context) {
-  for_waves(forward_kernel(kNamed, params.shape), params, tasks, Owner::state,
+  for_waves(tile_kernel(kNamed, params.shape), params, tasks, Owner::state,
             [&](const AttendArguments& arguments, std::int64_t blocks) {
               emulate_attend(arguments, blocks, context.pool, context.progress);
             });
 }
 
+template <TileKernel kNamed>
 void run_attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
                          const kernels::Context& context) {
+  const TileKernel kernel = tile_kernel(kNamed, params.shape);
   const auto launch = [&](Gradient gradient) {
     return [&context, gradient](const AttendArguments& arguments, std::int64_t blocks) {
       emulate_gradient(gradient, arguments, blocks, context.pool, context.progress);
     };
   };
-  for_waves(TileKernel::mma, params, tasks, Owner::query_gradients, launch(Gradient::dq));
-  if (fuses_key_gradients(params.shape))
-    return for_waves(TileKernel::mma, params, tasks, Owner::key_gradients, launch(Gradient::dk_dv));
-  for_waves(TileKernel::mma, params, tasks, Owner::key_gradients, launch(Gradient::dk));
-  for_waves(TileKernel::mma, params, tasks, Owner::key_gradients, launch(Gradient::dv));
+  for_waves(kernel, params, tasks, Owner::query_gradients, launch(Gradient::dq));
+  if (tile_sizes(kernel, params.shape).fuses_key_gradients)
+    return for_waves(kernel, params, tasks, Owner::key_gradients, launch(Gradient::dk_dv));
+  for_waves(kernel, params, tasks, Owner::key_gradients, launch(Gradient::dk));
+  for_waves(kernel, params, tasks, Owner::key_gradients, launch(Gradient::dv));
 }
 
 template <DType kType>
@@ -116,9 +130,16 @@ constexpr kernels::AttendKernel kForward[] = {
     {"attend_f16_wgmma_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend<TileKernel::wgmma>},
 };
 constexpr kernels::AttendKernel kBackward[] = {
-    {"attend_backward_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend_backward},
-    {"attend_backward_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend_backward},
-    {"attend_backward_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend_backward},
+    {"attend_backward_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes,
+     run_attend_backward<TileKernel::mma>},
+    {"attend_backward_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes,
+     run_attend_backward<TileKernel::mma>},
+    {"attend_backward_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes,
+     run_attend_backward<TileKernel::mma>},
+    {"attend_backward_bf16_wgmma_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes,
+     run_attend_backward<TileKernel::wgmma>},
+    {"attend_backward_f16_wgmma_cuda", supports<DType::float16>, kernels::reference_scratch_bytes,
+     run_attend_backward<TileKernel::wgmma>},
 };
 
 }  // namespace
@@ -128,7 +149,7 @@ void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, Threa
       blocks,
       [&](std::int64_t block, int) {
         if (arguments.kernel == TileKernel::wgmma) {
-          return with_warpgroup_policy(arguments.params.shape, [&](auto policy) {
+          return with_warpgroup_policies(arguments.params.shape, [&](auto policy, auto) {
             run_warpgroup_block<AttendWarpgroupBlock, decltype(policy)>(arguments, block, decltype(policy)::kForwardBytes);
           });
         }
@@ -144,6 +165,11 @@ void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::
   pool.parallel_for(
       blocks,
       [&](std::int64_t block, int) {
+        if (arguments.kernel == TileKernel::wgmma) {
+          return with_warpgroup_policies(arguments.params.shape, [&](auto, auto policy) {
+            run_warpgroup_gradient<decltype(policy)>(gradient, arguments, block);
+          });
+        }
         with_policy(arguments.params.shape, [&](auto policy) { run_gradient<decltype(policy)>(gradient, arguments, block); });
       },
       progress);

@@ -81,8 +81,8 @@ void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward
     throw Unsupported(fmt::format("{} has no kernel for head_dim {} and head_dim_v {}: at most 256 each", name(),
                                   shape.head_dim, shape.head_dim_v));
   }
-  const int forward = forward_bytes(forward_kernel(kernel_, shape), shape);
-  const int needed = backward ? std::max(forward, backward_bytes(shape)) : forward;
+  const TileSizesOfBlock sizes = tile_sizes(tile_kernel(kernel_, shape), shape);
+  const int needed = backward ? std::max(sizes.forward_bytes, sizes.backward_bytes) : sizes.forward_bytes;
   if (needed > runtime_->shared_bytes_per_block()) {
     throw Unsupported(fmt::format("{} gives a block {} bytes of shared memory, but {} with head_dim {} needs {}", name(),
                                   runtime_->shared_bytes_per_block(), to_string(shape.dtype), shape.head_dim, needed));
@@ -173,9 +173,10 @@ const T* GpuDevice::send(std::span<const T> values) {
   return sent;
 }
 
-void GpuDevice::for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
-                          Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
-  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_rows(kernel, params.shape));
+void GpuDevice::for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
+                          FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
+  const TileKernel kernel = tile_kernel(kernel_, params.shape);
+  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows);
   if (schedule.waves.empty()) return;
   std::vector<kernels::AttendTask> ordered;
   ordered.reserve(schedule.order.size());
@@ -194,19 +195,20 @@ void GpuDevice::for_waves(TileKernel kernel, const kernels::AttendParams& params
 }
 
 void GpuDevice::attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
-  for_waves(forward_kernel(kernel_, params.shape), params, tasks, Owner::state,
+  for_waves(params, tasks, Owner::state,
             [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->attend(arguments, blocks); });
 }
 
 void GpuDevice::attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
   const auto pass = [&](Owner owner, Gradient gradient) {
-    for_waves(TileKernel::mma, params, tasks, owner,
+    for_waves(params, tasks, owner,
               [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->gradient(gradient, arguments, blocks); });
   };
   if (tasks.empty()) return;
   if (tasks.front().dq.data != nullptr) pass(Owner::query_gradients, Gradient::dq);
   if (tasks.front().dk.data == nullptr) return;
-  if (fuses_key_gradients(params.shape)) return pass(Owner::key_gradients, Gradient::dk_dv);
+  if (tile_sizes(tile_kernel(kernel_, params.shape), params.shape).fuses_key_gradients)
+    return pass(Owner::key_gradients, Gradient::dk_dv);
   pass(Owner::key_gradients, Gradient::dk);
   pass(Owner::key_gradients, Gradient::dv);
 }

@@ -65,14 +65,14 @@ class GpuDevice final : public internal::Device {
 
   template <typename T>
   const T* send(std::span<const T> values);
-  void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
-                 Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
+  void for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
+                 FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
   Side make_side() const;
   void release(Side& side) noexcept;
   void release_sides() noexcept;
 
   std::unique_ptr<Runtime> runtime_;
-  TileKernel kernel_;  // what is named; see forward_kernel()
+  TileKernel kernel_;  // what is named; see tile_kernel()
   Side sides_[internal::kTaskListBlocks];
   int side_ = 0;
   std::vector<Side> captured_;

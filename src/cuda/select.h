@@ -26,36 +26,38 @@ inline bool is_supported(const kernels::AttendShape& shape) {
   return shape.head_dim >= 1 && shape.head_dim_v >= 1 && padded_dim(shape.head_dim, shape.head_dim_v) != 0 && shape.group >= 1;
 }
 
-// As with_policy(), of shapes that warpgroups_support().
+// As with_policy(), of shapes that warpgroups_support(): function(forward policy, backward policy).
 template <typename Function>
-auto with_warpgroup_policy(const kernels::AttendShape& shape, Function&& function) {
+auto with_warpgroup_policies(const kernels::AttendShape& shape, Function&& function) {
   const bool small = padded_dim(shape.head_dim, shape.head_dim_v) == 64;
   const auto with_dim = [&]<DType kType>() {
-    return small ? function(WarpgroupPolicy<kType, 64>{}) : function(WarpgroupPolicy<kType, 128>{});
+    if (small) return function(WarpgroupForward<kType, 64>{}, WarpgroupBackward<kType, 64>{});
+    return function(WarpgroupForward<kType, 128>{}, WarpgroupBackward<kType, 128>{});
   };
   if (shape.dtype == DType::bfloat16) return with_dim.template operator()<DType::bfloat16>();
   return with_dim.template operator()<DType::float16>();
 }
 
 // What a shape runs with where `named` is asked for: another shape than warpgroups have goes to mma.
-inline TileKernel forward_kernel(TileKernel named, const kernels::AttendShape& shape) {
+inline TileKernel tile_kernel(TileKernel named, const kernels::AttendShape& shape) {
   return named == TileKernel::wgmma && warpgroups_support(shape) ? TileKernel::wgmma : TileKernel::mma;
 }
 
-// Rows of a block and its shared memory in bytes, and whether dk and dv come from one pass.
-inline int tile_rows(TileKernel kernel, const kernels::AttendShape& shape) {
-  const auto rows = [](auto policy) { return decltype(policy)::kRows; };
-  return kernel == TileKernel::wgmma ? with_warpgroup_policy(shape, rows) : with_policy(shape, rows);
-}
-inline int forward_bytes(TileKernel kernel, const kernels::AttendShape& shape) {
-  const auto bytes = [](auto policy) { return decltype(policy)::kForwardBytes; };
-  return kernel == TileKernel::wgmma ? with_warpgroup_policy(shape, bytes) : with_policy(shape, bytes);
-}
-inline int backward_bytes(const kernels::AttendShape& shape) {
-  return with_policy(shape, [](auto policy) { return decltype(policy)::kBackwardBytes; });
-}
-inline bool fuses_key_gradients(const kernels::AttendShape& shape) {
-  return with_policy(shape, [](auto policy) { return decltype(policy)::kFuseKeyGradients; });
+// What the host has to know of the policy: rows of a block, its shared memory in bytes, whether dk and dv come from one pass.
+struct TileSizesOfBlock {
+  int rows, forward_bytes, backward_bytes;
+  bool fuses_key_gradients;
+};
+inline TileSizesOfBlock tile_sizes(TileKernel kernel, const kernels::AttendShape& shape) {
+  if (kernel == TileKernel::wgmma) {
+    return with_warpgroup_policies(shape, [](auto forward, auto backward) {
+      static_assert(decltype(forward)::kRows == decltype(backward)::kRows);
+      return TileSizesOfBlock{forward.kRows, forward.kForwardBytes, backward.kBackwardBytes, true};
+    });
+  }
+  return with_policy(shape, [](auto policy) {
+    return TileSizesOfBlock{policy.kRows, policy.kForwardBytes, policy.kBackwardBytes, policy.kFuseKeyGradients};
+  });
 }
 
 }  // namespace ringspan::cuda

@@ -35,9 +35,9 @@ struct TilePolicy {
   static constexpr int kBackwardBytes = 2 * kRowTileBytes + 2 * kColTileBytes + kStageBytes + 2 * kCols * 4;
 };
 
-// For warpgroups (sm_90a, warpgroup.h): two of them, with 64 rows each; tiles of the other side have two buffers. kDim is 64 or
-// 128.
-template <DType kDType, int kPaddedDim>
+// For warpgroups (sm_90a, warpgroup.h): two of them, with 64 rows each; tiles of the other side have kCols rows.
+// kDim is 64 or 128.
+template <DType kDType, int kPaddedDim, int kColumns>
 struct WarpgroupPolicy {
   using Storage = kernels::Storage<kDType>;
   using Element = typename Storage::Type;
@@ -45,13 +45,20 @@ struct WarpgroupPolicy {
   static constexpr int kDim = kPaddedDim;
   static constexpr int kThreads = 256;
   static constexpr int kRows = 128;
-  static constexpr int kCols = 128;
+  static constexpr int kCols = kColumns;
 
   static constexpr int kRowTileBytes = kRows * kDim * 2;
   static constexpr int kColTileBytes = kCols * kDim * 2;
-  // Rows, two buffers of each of the other side's tiles, a byte per pair, and room to begin at a multiple of 1,024.
+  // Two buffers of two tiles, a byte per pair, and room to begin at a multiple of 1,024.
   static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kRows * kCols + 1024;
+  // Two tiles of rows; three buffers of two tiles with lse and delta.
+  static constexpr int kBackwardBytes = 2 * kRowTileBytes + 6 * kColTileBytes + kRows * kCols + 6 * kCols * 4 + 1024;
 };
+// Scores, sums and packed weights of a thread have to fit into 255 registers: kCols is what does.
+template <DType kDType, int kPaddedDim>
+using WarpgroupForward = WarpgroupPolicy<kDType, kPaddedDim, 128>;
+template <DType kDType, int kPaddedDim>
+using WarpgroupBackward = WarpgroupPolicy<kDType, kPaddedDim, 64>;
 
 // The padded head dimension; 0 where there is none.
 constexpr int padded_dim(int head_dim, int head_dim_v) {

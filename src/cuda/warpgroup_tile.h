@@ -72,32 +72,4 @@ RINGSPAN_DEVICE void product_weights(M& m, typename M::template Registers<float,
   }
 }
 
-// Raises a thread's flag where the tile holds NaN or infinities. No barrier.
-template <typename P, typename M>
-RINGSPAN_DEVICE void find_non_finite(M& m, const unsigned char* tile, typename M::template Registers<int, 1>& flags) {
-  m.each([&](int thread) {
-    flags[thread][0] = 0;
-    for (int offset = thread * 16; offset < P::kColTileBytes; offset += M::kThreads * 16) {
-      const Chunk chunk = m.load_shared(thread, tile + offset);
-      RINGSPAN_UNROLL
-      for (int word = 0; word < 4; ++word) {
-        if (!is_finite_word<P::kType>(chunk.words[word])) flags[thread][0] = 1;
-      }
-    }
-  });
-}
-
-// Sets elements that are not finite to 0. A thread writes what it read itself. No barrier, no fence.
-template <typename P, typename M>
-RINGSPAN_DEVICE void clean_tile(M& m, unsigned char* tile) {
-  m.each([&](int thread) {
-    for (int offset = thread * 16; offset < P::kColTileBytes; offset += M::kThreads * 16) {
-      Chunk chunk = m.load_shared(thread, tile + offset);
-      RINGSPAN_UNROLL
-      for (int word = 0; word < 4; ++word) chunk.words[word] = without_non_finite<P::kType>(chunk.words[word]);
-      m.store_shared(thread, tile + offset, chunk);
-    }
-  });
-}
-
 }  // namespace ringspan::cuda

@@ -1,0 +1,11 @@
+#include "cuda/device_warpgroup_kernels.h"
+
+namespace ringspan::cuda {
+
+template <>
+cudaError_t launch_gradient_warpgroups<DType::bfloat16>(Gradient gradient, const AttendArguments& arguments,
+                                                        std::int64_t blocks, cudaStream_t stream) {
+  return launch_gradient_warpgroups_of<DType::bfloat16>(gradient, arguments, blocks, stream);
+}
+
+}  // namespace ringspan::cuda
