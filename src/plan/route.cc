@@ -172,24 +172,29 @@ std::vector<std::vector<Box>> cut(std::span<const Box> boxes, std::int64_t rows)
   return parts;
 }
 
-std::vector<std::vector<Box>> cut_both_ends(std::span<const Box> boxes, std::int64_t rows) {
+std::vector<std::vector<Box>> cut_in_turns(std::span<const Box> boxes, std::int64_t rows, int phase) {
   const std::int64_t all = row_count(boxes);
-  std::int64_t first = 0, largest = 0;
   std::size_t middle = 0;
-  for (const Box& box : boxes) {
-    largest = std::max(largest, box.batch_count * box.heads.count);
-    if (2 * first >= all) continue;
-    first += box.rows();
-    ++middle;
+  for (std::int64_t first = 0; 2 * first < all; ++middle) first += boxes[middle].rows();
+  std::vector<std::vector<Box>> halves[] = {cut(boxes.first(middle), rows), cut(boxes.subspan(middle), rows)};
+  const std::size_t counts[] = {halves[0].size(), halves[1].size()};
+  if (counts[1] == 0 || static_cast<std::int64_t>(counts[0] + counts[1]) >= 2 * ceil_div(all, rows)) return cut(boxes, rows);
+  std::vector<std::vector<Box>> parts;
+  for (std::size_t next[] = {0, 0}; parts.size() < counts[0] + counts[1];) {
+    // The half of which a smaller share has been taken.
+    const std::size_t shares[] = {next[0] * counts[1], next[1] * counts[0]};
+    const auto half = static_cast<std::size_t>(shares[0] == shares[1] ? phase : shares[0] > shares[1] ? 1 : 0);
+    parts.push_back(std::move(halves[half][next[half]++]));
   }
-  const std::int64_t share = all == 0 ? 0 : static_cast<std::int64_t>(Int128{rows} * first / all);
-  if (std::min(share, rows - share) < largest || middle == boxes.size()) return cut(boxes, rows);
-  std::vector<std::vector<Box>> parts = cut(boxes.first(middle), share);
-  const std::vector<std::vector<Box>> others = cut(boxes.subspan(middle), rows - share);
-  parts.resize(std::max(parts.size(), others.size()));
-  if (static_cast<std::int64_t>(parts.size()) >= 2 * ceil_div(all, rows)) return cut(boxes, rows);
-  for (std::size_t i = 0; i < others.size(); ++i) parts[i].insert(parts[i].end(), others[i].begin(), others[i].end());
   return parts;
+}
+
+std::vector<std::vector<Box>> spread(std::vector<std::vector<Box>> parts, std::size_t count, int phase) {
+  if (parts.empty() || parts.size() >= count) return parts;
+  std::vector<std::vector<Box>> all(count);
+  const std::size_t shift = phase == 0 ? 0 : 1;
+  for (std::size_t i = 0; i < parts.size(); ++i) all[(2 * i + shift) * count / (2 * parts.size())] = std::move(parts[i]);
+  return all;
 }
 
 std::vector<Box> common(std::span<const Box> a, std::span<const Box> b) {

@@ -50,9 +50,12 @@ class RingRoutes {
 // whole. No two neighbouring parts fit into one.
 std::vector<std::vector<Box>> cut(std::span<const Box> boxes, std::int64_t rows);
 
-// The same where every part takes its share of the first half of the boxes and of the second. As many parts as cut() may make:
-// fewer than twice rows_of_all / rows, rounded up; where that cannot be, what cut() makes.
-std::vector<std::vector<Box>> cut_both_ends(std::span<const Box> boxes, std::int64_t rows);
+// The same of the first half of the boxes and of the second, and their parts in turns; phase 1: the second half first. Fewer
+// than twice rows_of_all / rows, rounded up, as with cut(), which it is where that cannot be.
+std::vector<std::vector<Box>> cut_in_turns(std::span<const Box> boxes, std::int64_t rows, int phase);
+
+// Makes `count` parts of fewer, with empty ones evenly between them; phase 1: an empty one first.
+std::vector<std::vector<Box>> spread(std::vector<std::vector<Box>> parts, std::size_t count, int phase);
 
 // The rows that are in both lists of disjoint boxes, as disjoint boxes.
 std::vector<Box> common(std::span<const Box> a, std::span<const Box> b);

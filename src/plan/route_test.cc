@@ -2,6 +2,9 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <string>
+
 #include "plan_testing/random_problem.h"
 
 namespace ringspan::internal {
@@ -125,22 +128,47 @@ TEST(Cut, IsAPartitionIntoPartsThatFit) {
   }
 }
 
-TEST(CutBothEnds, IsAPartitionIntoPartsThatFit) {
+TEST(CutInTurns, IsAPartitionIntoPartsThatFit) {
   for (std::uint64_t seed = 1; seed <= 1000; ++seed) {
     const RandomBoxes random(seed);
-    ASSERT_NO_FATAL_FAILURE(expect_partition(cut_both_ends(random.boxes, random.limit), random, seed));
+    const int phase = static_cast<int>(seed % 2);
+    ASSERT_NO_FATAL_FAILURE(expect_partition(cut_in_turns(random.boxes, random.limit, phase), random, seed));
   }
 }
 
-TEST(CutBothEnds, TakesFromBothHalves) {
+TEST(CutInTurns, TakesTurnsBetweenBothHalves) {
   const std::vector<Box> boxes{{0, 1, {0, 1, 2}, {0, 1, 64}}, {0, 1, {0, 1, 2}, {192, 1, 64}}};
-  const std::vector<std::vector<Box>> parts = cut_both_ends(boxes, 64);
-  ASSERT_EQ(parts.size(), 4U);
-  for (std::size_t i = 0; i < parts.size(); ++i) {
-    const auto place = static_cast<std::int64_t>(16 * i);
-    ASSERT_EQ(parts[i].size(), 2U);
-    EXPECT_EQ(parts[i][0].positions, (Progression{place, 1, 16}));
-    EXPECT_EQ(parts[i][1].positions, (Progression{192 + place, 1, 16}));
+  for (const int phase : {0, 1}) {
+    const std::vector<std::vector<Box>> parts = cut_in_turns(boxes, 64, phase);
+    ASSERT_EQ(parts.size(), 4U);
+    for (std::size_t i = 0; i < parts.size(); ++i) {
+      const bool second = (i % 2 == 1) != (phase == 1);
+      ASSERT_EQ(parts[i].size(), 1U);
+      EXPECT_EQ(parts[i][0].positions, (Progression{(second ? 192 : 0) + 32 * static_cast<std::int64_t>(i / 2), 1, 32}));
+    }
+  }
+}
+
+TEST(Spread, PutsEmptyPartsBetween) {
+  const Box box{0, 1, {0, 1, 1}, {0, 1, 4}};
+  const auto places = [&](std::size_t parts, std::size_t count, int phase) {
+    std::string text;
+    for (const std::vector<Box>& part : spread(std::vector<std::vector<Box>>(parts, {box}), count, phase))
+      text += part.empty() ? '-' : 'x';
+    return text;
+  };
+  EXPECT_EQ(places(3, 6, 0), "x-x-x-");
+  EXPECT_EQ(places(3, 6, 1), "-x-x-x");
+  EXPECT_EQ(places(2, 7, 0), "x--x---");
+  EXPECT_EQ(places(4, 4, 1), "xxxx");
+  EXPECT_EQ(places(4, 2, 0), "xxxx");
+  EXPECT_EQ(places(0, 3, 0), "");
+  for (std::size_t count = 1; count <= 40; ++count) {
+    for (std::size_t parts = 1; parts <= count; ++parts) {
+      const std::string text = places(parts, count, static_cast<int>(parts % 2));
+      ASSERT_EQ(text.size(), count);
+      ASSERT_EQ(static_cast<std::size_t>(std::count(text.begin(), text.end(), 'x')), parts) << parts << " of " << count;
+    }
   }
 }
 

@@ -7,9 +7,10 @@
 // in s + 1, its result returned in s + 2 and taken in before s + 3. Two slots per direction suffice: a slot is received into
 // every other stage.
 //
-// No rank is more than a stage ahead of its neighbours, so that every stage should take all ranks equally long. Under a causal
-// mask, zigzag chunks make equal work of different numbers of rows, and of the two ends of a chunk: lists that travel at the
-// same time are therefore cut into equally many buckets, and those of a ring take from both ends of a chunk.
+// No rank is more than a stage ahead of its neighbours, so that every two stages should take all ranks equally long. Under a
+// causal mask, zigzag chunks make equal work of different numbers of rows, and of the two halves of a chunk. So lists that
+// travel at the same time make equally many buckets, some of them empty, and those of a ring take turns between both halves;
+// what one stage has too much of, the next has too little of, since neighbouring owners begin with different ones.
 #include <algorithm>
 #include <array>
 
@@ -20,8 +21,6 @@
 
 namespace ringspan::internal {
 namespace {
-
-constexpr std::int64_t kLeastBucketRows = 64;
 
 using Buckets = std::vector<std::vector<Box>>;
 const std::vector<Box> kNoBoxes;
@@ -58,7 +57,7 @@ class Stream {
  private:
   int at(int distance) const { return ((pass_.rank() + distance) % ranks_ + ranks_) % ranks_; }
   std::vector<Box> reads(int reader, int owner);
-  std::int64_t bucket_rows(std::int64_t rows, std::int64_t most) const;
+  std::int64_t bucket_rows() const;
   void make_direct();
   void make_relayed();
   void hop(std::int64_t bucket, int direction, int h);
@@ -105,34 +104,28 @@ std::vector<Box> Stream::reads(int reader, int owner) {
   return std::move(found.boxes);
 }
 
-// The rows, of all heads and batch items, in a bucket of a list of `rows`: such that it makes as many buckets as the largest of
-// the lists that travel at the same time, which has `most` rows; but not fewer than kLeastBucketRows for that alone.
-std::int64_t Stream::bucket_rows(std::int64_t rows, std::int64_t most) const {
+std::int64_t Stream::bucket_rows() const {
   const Problem& problem = pass_.problem();
-  const std::int64_t per_token = problem.batch * (key_side_ ? problem.kv_heads : problem.heads);
-  const std::int64_t largest = pass_.setting().bucket_rows * per_token;
-  const std::int64_t buckets = std::max(ceil_div(most, largest), std::int64_t{1});
-  const std::int64_t tokens = std::max(ceil_div(ceil_div(rows, buckets), per_token), kLeastBucketRows);
-  return std::min(largest, tokens * per_token);
+  return pass_.setting().bucket_rows * problem.batch * (key_side_ ? problem.kv_heads : problem.heads);
 }
 
 // Hop h is the exchange with the ranks h above and below. What two ranks send each other makes equally many buckets.
 void Stream::make_direct() {
-  std::vector<std::vector<Box>> from, to;  // by distance
-  for (int h = 0; h < ranks_; ++h) {
-    from.push_back(h == 0 ? kNoBoxes : reads(pass_.rank(), at(h)));
-    to.push_back(h == 0 ? kNoBoxes : reads(at(h), pass_.rank()));
+  std::vector<Buckets> from(static_cast<std::size_t>(ranks_)), to = from;  // by distance upwards
+  for (int h = 1; h < ranks_; ++h) {
+    Buckets &in = from[static_cast<std::size_t>(h)], &out = to[static_cast<std::size_t>(h)];
+    in = cut(reads(pass_.rank(), at(h)), bucket_rows());
+    out = cut(reads(at(h), pass_.rank()), bucket_rows());
+    const std::size_t count = std::max(in.size(), out.size());
+    in = spread(std::move(in), count, at(h) % 2);
+    out = spread(std::move(out), count, pass_.rank() % 2);
   }
-  const auto most = [&](int h) {
-    return std::max(row_count(from[static_cast<std::size_t>(h)]), row_count(to[static_cast<std::size_t>(h)]));
-  };
-  const auto cut_of = [&](const std::vector<Box>& boxes, int h) { return cut(boxes, bucket_rows(row_count(boxes), most(h))); };
   for (int h = 1; h < ranks_; ++h) {
     Hop hop;
     hop.from = hop.source = at(-h);
     hop.to = hop.reader = at(h);
-    hop.incoming = hop.mine = cut_of(from[static_cast<std::size_t>(ranks_ - h)], ranks_ - h);
-    hop.outgoing = cut_of(to[static_cast<std::size_t>(h)], h);
+    hop.incoming = hop.mine = std::move(from[static_cast<std::size_t>(ranks_ - h)]);
+    hop.outgoing = std::move(to[static_cast<std::size_t>(h)]);
     if (returns_) hop.theirs = hop.outgoing;
     hops_[0].push_back(std::move(hop));
   }
@@ -149,13 +142,22 @@ void Stream::make_relayed() {
     return parts_of;
   };
   const Route& own = routes.of(pass_.rank());
-  std::int64_t most = 0;
-  for (int owner = 0; owner < ranks_; ++owner)
-    for (int d = 0; d < kDirections; ++d) most = std::max(most, row_count(routes.of(owner).carried(d, 1)));
-  const auto cut_of = [&](const std::vector<Box>& boxes) { return cut_both_ends(boxes, bucket_rows(row_count(boxes), most)); };
+  // Of all owners; only those of the sources of this rank are needed, but all count.
+  std::vector<std::array<Buckets, kDirections>> lists(static_cast<std::size_t>(ranks_));
+  std::size_t count = 0;
+  for (int owner = 0; owner < ranks_; ++owner) {
+    for (std::size_t d = 0; d < kDirections; ++d) {
+      Buckets& list = lists[static_cast<std::size_t>(owner)][d];
+      list = cut_in_turns(routes.of(owner).carried(static_cast<int>(d), 1), bucket_rows(), owner % 2);
+      count = std::max(count, list.size());
+    }
+  }
+  const auto buckets_of = [&](int owner, int direction) {
+    return spread(lists[static_cast<std::size_t>(owner)][static_cast<std::size_t>(direction)], count, owner % 2);
+  };
   for (int direction = 0; direction < kDirections; ++direction) {
     const std::vector<Box>& own_rows = own.carried(direction, 1);
-    const Buckets own_buckets = cut_of(own_rows);
+    const Buckets own_buckets = buckets_of(pass_.rank(), direction);
     Buckets onward = own_buckets;  // what goes out at the next hop
     for (int h = 1; h < ranks_; ++h) {
       Hop hop;
@@ -169,7 +171,7 @@ void Stream::make_relayed() {
       const std::vector<Box>& carried = route.carried(direction, h);
       onward.clear();
       if (!carried.empty()) {
-        const Buckets buckets = cut_of(all);
+        const Buckets buckets = buckets_of(hop.source, direction);
         hop.incoming = parts(carried, buckets, all);
         if (h + 1 < ranks_) onward = parts(route.carried(direction, h + 1), buckets, all);
         if (route.serves(direction, h)) hop.mine = parts(reads(pass_.rank(), hop.source), buckets, all);
