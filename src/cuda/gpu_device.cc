@@ -43,11 +43,7 @@ RowOp op_of(internal::LaunchKind kind) {
 
 }  // namespace
 
-GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime, TileKernel kernel) : runtime_(std::move(runtime)), kernel_(kernel) {
-  if (kernel_ == TileKernel::wgmma && !runtime_->has_warpgroups()) {
-    throw Unsupported(fmt::format("{} has no wgmma kernels: they need compute capability 9.0 and a build for 90a", name()));
-  }
-}
+GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
 
 GpuDevice::~GpuDevice() {
   release_sides();
@@ -76,13 +72,32 @@ void GpuDevice::release_sides() noexcept {
   for (Side& side : sides_) release(side);
 }
 
+void GpuDevice::name_kernels(std::string_view attend, std::string_view attend_backward) {
+  // wgmma has never run on a GPU: nothing takes it unless it is named.
+  const auto named = [](std::string_view name) { return name == "wgmma" ? TileKernel::wgmma : TileKernel::mma; };
+  attend_ = named(attend);
+  attend_backward_ = named(attend_backward);
+  if ((attend_ == TileKernel::wgmma || attend_backward_ == TileKernel::wgmma) && !runtime_->has_warpgroups()) {
+    throw Unsupported(
+        fmt::format("{} has no kernels named 'wgmma': they need compute capability 9.0 and a build for 90a", name()));
+  }
+}
+
 void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward) const {
   if (!is_supported(shape)) {
     throw Unsupported(fmt::format("{} has no kernel for head_dim {} and head_dim_v {}: at most 256 each", name(),
                                   shape.head_dim, shape.head_dim_v));
   }
-  const TileSizesOfBlock sizes = tile_sizes(tile_kernel(kernel_, shape), shape);
-  const int needed = backward ? std::max(sizes.forward_bytes, sizes.backward_bytes) : sizes.forward_bytes;
+  const bool warpgroups = attend_ == TileKernel::wgmma || (backward && attend_backward_ == TileKernel::wgmma);
+  if (warpgroups && !warpgroups_support(shape)) {
+    throw Unsupported(
+        fmt::format("kernels named 'wgmma' are for 16-bit tensors with head_dim at most 128, without softcap, ALiBi and "
+                    "dropout; this is {} with head_dim {} and head_dim_v {}",
+                    to_string(shape.dtype), shape.head_dim, shape.head_dim_v));
+  }
+  const int forward_bytes = tile_sizes(tile_kernel(attend_, shape), shape).forward_bytes;
+  const int backward_bytes = tile_sizes(tile_kernel(attend_backward_, shape), shape).backward_bytes;
+  const int needed = backward ? std::max(forward_bytes, backward_bytes) : forward_bytes;
   if (needed > runtime_->shared_bytes_per_block()) {
     throw Unsupported(fmt::format("{} gives a block {} bytes of shared memory, but {} with head_dim {} needs {}", name(),
                                   runtime_->shared_bytes_per_block(), to_string(shape.dtype), shape.head_dim, needed));
@@ -173,9 +188,9 @@ const T* GpuDevice::send(std::span<const T> values) {
   return sent;
 }
 
-void GpuDevice::for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
-                          FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
-  const TileKernel kernel = tile_kernel(kernel_, params.shape);
+void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
+                          Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
+  const TileKernel kernel = tile_kernel(named, params.shape);
   const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows);
   if (schedule.waves.empty()) return;
   std::vector<kernels::AttendTask> ordered;
@@ -195,19 +210,19 @@ void GpuDevice::for_waves(const kernels::AttendParams& params, std::span<const k
 }
 
 void GpuDevice::attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
-  for_waves(params, tasks, Owner::state,
+  for_waves(attend_, params, tasks, Owner::state,
             [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->attend(arguments, blocks); });
 }
 
 void GpuDevice::attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
   const auto pass = [&](Owner owner, Gradient gradient) {
-    for_waves(params, tasks, owner,
+    for_waves(attend_backward_, params, tasks, owner,
               [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->gradient(gradient, arguments, blocks); });
   };
   if (tasks.empty()) return;
   if (tasks.front().dq.data != nullptr) pass(Owner::query_gradients, Gradient::dq);
   if (tasks.front().dk.data == nullptr) return;
-  if (tile_sizes(tile_kernel(kernel_, params.shape), params.shape).fuses_key_gradients)
+  if (tile_sizes(tile_kernel(attend_backward_, params.shape), params.shape).fuses_key_gradients)
     return pass(Owner::key_gradients, Gradient::dk_dv);
   pass(Owner::key_gradients, Gradient::dk);
   pass(Owner::key_gradients, Gradient::dv);

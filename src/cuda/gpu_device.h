@@ -18,8 +18,7 @@ namespace ringspan::cuda {
 
 class GpuDevice final : public internal::Device {
  public:
-  // Throws Unsupported where the runtime cannot have the kernel.
-  explicit GpuDevice(std::unique_ptr<Runtime> runtime, TileKernel kernel = TileKernel::mma);
+  explicit GpuDevice(std::unique_ptr<Runtime> runtime);
   ~GpuDevice() override;
 
   std::string name() const override { return runtime_->name(); }
@@ -35,6 +34,7 @@ class GpuDevice final : public internal::Device {
   void copy_rows(std::span<const kernels::RowTask> tasks, int width) override;
   void end_copies() override { runtime_->wait_for_copies(); }
 
+  void name_kernels(std::string_view attend, std::string_view attend_backward) override;
   void check_supported(const kernels::AttendShape& shape, bool backward) const override;
   void reserve(std::int64_t task_list_bytes) override;
   void begin_pass() override;
@@ -65,14 +65,14 @@ class GpuDevice final : public internal::Device {
 
   template <typename T>
   const T* send(std::span<const T> values);
-  void for_waves(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
+  void for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                  FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
   Side make_side() const;
   void release(Side& side) noexcept;
   void release_sides() noexcept;
 
   std::unique_ptr<Runtime> runtime_;
-  TileKernel kernel_;  // what is named; see tile_kernel()
+  TileKernel attend_ = TileKernel::mma, attend_backward_ = TileKernel::mma;  // what is named
   Side sides_[internal::kTaskListBlocks];
   int side_ = 0;
   std::vector<Side> captured_;

@@ -63,8 +63,8 @@ class Chooser {
     KernelChoice& choice = forward ? data_.attend : data_.attend_backward;
     const bool before = is_fused(program(pass));  // the plan of another attention
     std::string refusal;
-    if (name == kOwn) {
-      refusal = fmt::format("{} is 'own'", option);
+    if (name == kOwn || name == "mma" || name == "wgmma") {
+      refusal = fmt::format("{} is '{}'", option, name);
     } else if (name.empty() && deterministic_) {
       refusal = "deterministic is true, so that every kernel is our own";
     } else {

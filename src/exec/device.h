@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 
 #include "exec/queue.h"
 #include "kernels/attend.h"
@@ -61,6 +62,9 @@ class Device {
   virtual void copy_rows(std::span<const kernels::RowTask> tasks, int width) = 0;
   virtual void end_copies() = 0;
 
+  // PlanOptions::attend_kernel and attend_backward_kernel: "mma" or "wgmma" name the device's own kernels, other names leave
+  // the choice to it. Throws Unsupported where the device has no such kernel.
+  virtual void name_kernels(std::string_view attend, std::string_view attend_backward) = 0;
   // Throws Unsupported unless attend and, with `backward`, attend_backward can do the shape.
   virtual void check_supported(const kernels::AttendShape& shape, bool backward) const = 0;
   // Sets storage aside for the tasks of passes: blocks of so many bytes, see plan/device_memory.h.

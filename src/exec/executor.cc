@@ -100,6 +100,7 @@ void Executor::prepare_device() {
   if (options_.fake_device) {
     throw InvalidArgument(fmt::format("fake_device delays work on the CPU, but this attention runs on {}", device_->name()));
   }
+  device_->name_kernels(plan_->options.attend_kernel, plan_->options.attend_backward_kernel);
   device_->check_supported(attend_params(*plan_).shape, plan_->has_backward);
   if (!plan_->options.device_messages) mirror_.emplace(*device_, plan_->forward, plan_->backward);
   device_->reserve(task_list_bytes(*plan_));

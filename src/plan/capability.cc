@@ -56,10 +56,11 @@ std::string unsupported_reason(const Problem& problem, const PlanOptions& option
   if (options.device != DeviceKind::cpu) {
     for (const auto& [name, kernel] : {std::pair{"attend_kernel", &options.attend_kernel},
                                        std::pair{"attend_backward_kernel", &options.attend_backward_kernel}}) {
-      if (kernel->empty() || *kernel == "own" || *kernel == "cudnn") continue;
+      if (kernel->empty() || *kernel == "own" || *kernel == "mma" || *kernel == "wgmma" || *kernel == "cudnn") continue;
       return fmt::format(
-          "{} ('{}') names a kernel of the CPU, but this rank computes on {}, whose kernels are 'own' and 'cudnn'", name,
-          *kernel, to_string(options.device));
+          "{} ('{}') names a kernel of the CPU, but this rank computes on {}, whose kernels are 'own', 'mma', 'wgmma' and "
+          "'cudnn'",
+          name, *kernel, to_string(options.device));
     }
     for (const auto& [name, tile] :
          {std::pair{"attend_tile", options.attend_tile}, std::pair{"attend_backward_tile", options.attend_backward_tile}}) {

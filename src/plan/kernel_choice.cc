@@ -45,7 +45,11 @@ Selected select(const Problem& problem, const PlanOptions& options, Pass pass) {
 }  // namespace
 
 KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, Pass pass) {
-  if (options.device != DeviceKind::cpu) return {pass == Pass::forward ? "attend_cuda" : "attend_backward_cuda", {}, {}, {}};
+  if (options.device != DeviceKind::cpu) {
+    const std::string& named = pass == Pass::forward ? options.attend_kernel : options.attend_backward_kernel;
+    const std::string kernel = named == "mma" || named == "wgmma" ? named : "cuda";
+    return {(pass == Pass::forward ? "attend_" : "attend_backward_") + kernel, {}, {}, {}};
+  }
   const Selected selected = select(problem, options, pass);
   const kernels::TileSize tile = kernels::tile_of(selected.kernel, selected.shape);
   return {std::string(selected.kernel.name), {tile.queries, tile.keys}, selected.source, {}};

@@ -1,7 +1,8 @@
 // Times attention on a device through the public API, checks nothing, and prints one JSON object per line:
-//     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT]
+//     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT [KERNEL]]
 // Ranks are threads; TRANSPORT is what moves their messages: host (through pinned memory, the default), peer (copies from
-// device to device) or nccl (every rank a GPU of its own); or stream: one rank whose tensors lie on the host. Seconds are the
+// device to device) or nccl (every rank a GPU of its own); or stream: one rank whose tensors lie on the host. KERNEL names the
+// tile kernel of both passes: own (the default), mma or wgmma. Seconds are the
 // median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end. TFLOP/s count 4 n m
 // h d per visible pair forward and 10 backward.
 #include <fmt/format.h>
@@ -114,12 +115,13 @@ double median(std::vector<double> values) {
 }
 
 int bench(int argc, char** argv) {
-  const std::string transport = argc == 13 ? argv[12] : "host";
+  const std::string transport = argc > 12 ? argv[12] : "host";
+  const std::string kernel = argc > 13 ? argv[13] : "own";
   constexpr std::string_view kTransports[] = {"host", "peer", "nccl", "stream"};
-  if (argc < 12 || argc > 13 || std::find(std::begin(kTransports), std::end(kTransports), transport) == std::end(kTransports)) {
+  if (argc < 12 || argc > 14 || std::find(std::begin(kTransports), std::end(kTransports), transport) == std::end(kTransports)) {
     fmt::print(stderr,
                "usage: device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS "
-               "[host|peer|nccl|stream]\n");
+               "[host|peer|nccl|stream [own|mma|wgmma]]\n");
     return 2;
   }
   Problem p;
@@ -135,6 +137,7 @@ int bench(int argc, char** argv) {
   options.strategy = parse_strategy(argv[10]);
   options.host_tensors = transport == "stream";
   options.keep_o_float32 = !options.host_tensors;
+  options.attend_kernel = options.attend_backward_kernel = kernel;
   const int repeats = std::max(1, std::atoi(argv[11]));
   Times times;
   std::vector<std::string> devices;
@@ -161,11 +164,12 @@ int bench(int argc, char** argv) {
   fmt::print(
       "{{\"device\": \"{}\", \"ranks\": {}, \"dtype\": \"{}\", \"heads\": {}, \"kv_heads\": {}, \"head_dim\": {}, \"tokens\": "
       "{}, "
-      "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"transport\": \"{}\", \"repeats\": {}, "
+      "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"transport\": \"{}\", \"kernel\": \"{}\", "
+      "\"repeats\": {}, "
       "\"forward_seconds\": {:.6g}, "
       "\"backward_seconds\": {:.6g}, \"forward_tflops\": {:.4g}, \"backward_tflops\": {:.4g}}}\n",
       argv[1], p.ranks, ringspan::to_string(p.dtype), p.heads, p.kv_heads, p.head_dim, p.tokens_q, argv[8], argv[9], argv[10],
-      transport, repeats, forward, backward, flops / forward / 1e12, 2.5 * flops / backward / 1e12);
+      transport, kernel, repeats, forward, backward, flops / forward / 1e12, 2.5 * flops / backward / 1e12);
   return 0;
 }
 

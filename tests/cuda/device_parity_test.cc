@@ -136,6 +136,41 @@ TEST(Device, OptionsOfTheCpuAreRefusedByName) {
   EXPECT_THAT(refusal([&](Case& c) { c.execute.device = "cpu", c.execute.stream = &here; }), HasSubstr("stream"));
 }
 
+// Kernels that are named, through the whole executor.
+TEST(Device, WarpgroupKernelsByName) {
+  for (const DType dtype : {DType::bfloat16, DType::float16}) {
+    for (const int head_dim : {64, 72}) {
+      Case test = make_case("causal", Strategy::ring, 2, 300);
+      test.problem.dtype = dtype;
+      test.problem.head_dim = test.problem.head_dim_v = head_dim;
+      test.options.attend_kernel = test.options.attend_backward_kernel = "wgmma";
+      EXPECT_EQ(judge_on_device(test), "") << head_dim;
+    }
+  }
+}
+
+TEST(Device, WarpgroupKernelsAreRefusedByName) {
+  const auto refusal = [](const auto& change) -> std::string {
+    Case test = make_case("full", Strategy::exchange, 2);
+    test.execute.device = test_device();
+    test.problem.dtype = DType::bfloat16;
+    test.options.attend_kernel = "wgmma";
+    change(test.problem);
+    const Whole whole(test);
+    try {
+      run(test, whole, [](Attention&, const RankTensors&) {});
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "";
+  };
+  using ::testing::HasSubstr;
+  EXPECT_EQ(refusal([](Problem&) {}), "");
+  EXPECT_THAT(refusal([](Problem& p) { p.dtype = DType::float32; }), HasSubstr("'wgmma' are for 16-bit tensors"));
+  EXPECT_THAT(refusal([](Problem& p) { p.head_dim = 136; }), HasSubstr("head_dim 136"));
+  EXPECT_THAT(refusal([](Problem& p) { p.softcap = 30.0F; }), HasSubstr("without softcap"));
+}
+
 TEST(Device, SavedGoesAwayAndComesBack) {
   Case test = make_case("causal", Strategy::ring, 2);
   test.problem.dtype = DType::float16;  // o is kept in float32

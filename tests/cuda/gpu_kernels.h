@@ -10,6 +10,7 @@
 #include "cuda/select.h"
 #include "kernels/attend.h"
 #include "kernels/reference.h"
+#include "ringspan/error.h"
 
 namespace ringspan::testing {
 
@@ -19,12 +20,22 @@ inline cuda::GpuDevice& gpu() {
   return device;
 }
 
+// Whether it has kernels named wgmma.
+inline bool has_warpgroups() {
+  try {
+    gpu().name_kernels("wgmma", "wgmma");
+  } catch (const Unsupported&) {
+    return false;
+  }
+  return true;
+}
+
 inline bool has_gpu() {
   int count = 0;
   return cudaGetDeviceCount(&count) == cudaSuccess && count > 0;
 }
 
-template <bool kBackward>
+template <bool kBackward, bool kWarpgroups>
 void run_on_gpu(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
                 const kernels::Context& context) {
   static std::size_t reserved = 0;
@@ -33,6 +44,7 @@ void run_on_gpu(const kernels::AttendParams& params, std::span<const kernels::At
     gpu().wait(gpu().record(), [] {});
     gpu().reserve(internal::task_list_bytes(1, static_cast<std::int64_t>(reserved), 64));
   }
+  gpu().name_kernels(kWarpgroups ? "wgmma" : "mma", kWarpgroups ? "wgmma" : "mma");
   gpu().begin_pass();
   kBackward ? gpu().attend_backward(params, tasks) : gpu().attend(params, tasks);
   gpu().wait(gpu().record(), context.progress);
@@ -48,9 +60,15 @@ bool runs_on_gpu(const kernels::AttendShape& shape) {
 template <bool kBackward>
 std::vector<kernels::AttendKernel> gpu_kernels() {
   if (!has_gpu()) return {};
-  return {{"attend_f32_gpu", runs_on_gpu<DType::float32>, kernels::reference_scratch_bytes, run_on_gpu<kBackward>},
-          {"attend_bf16_gpu", runs_on_gpu<DType::bfloat16>, kernels::reference_scratch_bytes, run_on_gpu<kBackward>},
-          {"attend_f16_gpu", runs_on_gpu<DType::float16>, kernels::reference_scratch_bytes, run_on_gpu<kBackward>}};
+  constexpr auto scratch = kernels::reference_scratch_bytes;
+  std::vector<kernels::AttendKernel> list = {
+      {"attend_f32_gpu", runs_on_gpu<DType::float32>, scratch, run_on_gpu<kBackward, false>},
+      {"attend_bf16_gpu", runs_on_gpu<DType::bfloat16>, scratch, run_on_gpu<kBackward, false>},
+      {"attend_f16_gpu", runs_on_gpu<DType::float16>, scratch, run_on_gpu<kBackward, false>}};
+  if (!has_warpgroups()) return list;  // shapes that they do not have run with mma
+  list.push_back({"attend_bf16_wgmma_gpu", runs_on_gpu<DType::bfloat16>, scratch, run_on_gpu<kBackward, true>});
+  list.push_back({"attend_f16_wgmma_gpu", runs_on_gpu<DType::float16>, scratch, run_on_gpu<kBackward, true>});
+  return list;
 }
 
 }  // namespace ringspan::testing
