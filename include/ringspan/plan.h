@@ -20,11 +20,13 @@ enum class Strategy : std::uint8_t { automatic, local, all_gather, exchange, rin
 std::string_view to_string(Strategy strategy);
 Strategy parse_strategy(std::string_view name);
 
-// time = flops / F + bytes / B + messages * L, in integer nanoseconds, so that all ranks choose alike.
+// time = flops / F + bytes / B + messages * L + copies that computing does not hide, in integer nanoseconds, so that all ranks
+// choose alike. With host_tensors a stage copies at H while it computes at F: what takes longer counts.
 struct CostModel {
-  std::int64_t flops_per_second = 100'000'000'000;  // F, of one rank
-  std::int64_t bytes_per_second = 5'000'000'000;    // B, received by one rank
-  std::int64_t message_nanoseconds = 20'000;        // L, per message received by one rank
+  std::int64_t flops_per_second = 100'000'000'000;      // F, of one rank
+  std::int64_t bytes_per_second = 5'000'000'000;        // B, received by one rank
+  std::int64_t message_nanoseconds = 20'000;            // L, per message received by one rank
+  std::int64_t host_bytes_per_second = 25'000'000'000;  // H, between tensors on the host and the device, either way
   bool operator==(const CostModel&) const = default;
 };
 
@@ -155,6 +157,11 @@ class Plan {
     std::int64_t to_device = 0, to_host = 0;
   };
   HostBytes host_bytes(Pass pass) const;
+  // The same by the model: all copies, and what of them is not hidden behind computing.
+  struct HostTime {
+    std::int64_t copies = 0, exposed = 0;  // nanoseconds
+  };
+  HostTime host_nanoseconds(Pass pass) const;
   std::string pairs() const;  // (batch, head, i, j) pairs that this rank computes, 128-bit decimal
   double flops(Pass pass) const;
   std::int64_t modelled_nanoseconds() const;

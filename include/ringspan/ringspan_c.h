@@ -153,6 +153,7 @@ typedef struct ringspan_options {
   /* Of ringspan_plan_create: "cpu" or "cuda", whose memory is booked; NULL: "cpu". An attention that makes its own plan takes
    * the device of its execute options. */
   const char* device;
+  int64_t host_bytes_per_second; /* of the cost model: between tensors on the host and the device; 0: its default */
 } ringspan_options;
 
 /* The global positions of a rank's rows, in the order in which it stores them. Writes *rows and, where `capacity` is at least
@@ -184,6 +185,8 @@ int32_t ringspan_plan_memory(const ringspan_plan* plan, int32_t pass, ringspan_m
 int32_t ringspan_plan_traffic(const ringspan_plan* plan, int32_t pass, ringspan_peer_traffic* entries, uint64_t capacity);
 /* What the pass copies between tensors on the host and the device, in bytes; 0 without host_tensors. */
 int32_t ringspan_plan_host_bytes(const ringspan_plan* plan, int32_t pass, int64_t* to_device, int64_t* to_host);
+/* The same by the cost model: nanoseconds of all copies, and of what computing does not hide. */
+int32_t ringspan_plan_host_nanoseconds(const ringspan_plan* plan, int32_t pass, int64_t* copies, int64_t* exposed);
 int32_t ringspan_plan_fingerprint(const ringspan_plan* plan, uint64_t* fingerprint);
 /* The text lives as long as the plan. */
 int32_t ringspan_plan_text(ringspan_plan* plan, const char** text);

@@ -100,6 +100,7 @@ ringspan::PlanOptions options_of(const ringspan_options* pointer) {
   options.cost.flops_per_second = or_default(given.flops_per_second, options.cost.flops_per_second);
   options.cost.bytes_per_second = or_default(given.bytes_per_second, options.cost.bytes_per_second);
   options.cost.message_nanoseconds = or_default(given.message_nanoseconds, options.cost.message_nanoseconds);
+  options.cost.host_bytes_per_second = or_default(given.host_bytes_per_second, options.cost.host_bytes_per_second);
   if (given.attend_kernel != nullptr) options.attend_kernel = given.attend_kernel;
   if (given.attend_backward_kernel != nullptr) options.attend_backward_kernel = given.attend_backward_kernel;
   options.attend_tile = {given.attend_tile_queries, given.attend_tile_keys};
@@ -215,6 +216,15 @@ int32_t ringspan_plan_host_bytes(const ringspan_plan* plan, int32_t pass, int64_
     const ringspan::Plan::HostBytes bytes = plan->plan.host_bytes(pass_of(pass));
     require(to_device, "to_device") = bytes.to_device;
     require(to_host, "to_host") = bytes.to_host;
+  });
+}
+
+int32_t ringspan_plan_host_nanoseconds(const ringspan_plan* plan, int32_t pass, int64_t* copies, int64_t* exposed) {
+  return guard([&] {
+    check_backward(require(plan, "plan").plan, pass_of(pass));
+    const ringspan::Plan::HostTime time = plan->plan.host_nanoseconds(pass_of(pass));
+    require(copies, "copies") = time.copies;
+    require(exposed, "exposed") = time.exposed;
   });
 }
 

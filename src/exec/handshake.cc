@@ -80,6 +80,7 @@ void add_cost(const PlanOptions& options, Fields& fields) {
   fields.number("cost.flops_per_second", options.cost.flops_per_second);
   fields.number("cost.bytes_per_second", options.cost.bytes_per_second);
   fields.number("cost.message_nanoseconds", options.cost.message_nanoseconds);
+  fields.number("cost.host_bytes_per_second", options.cost.host_bytes_per_second);
 }
 
 // A kernel that cannot be had is the planner's to refuse.

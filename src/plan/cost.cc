@@ -30,6 +30,43 @@ std::int64_t nanoseconds_of(Int128 flops, const CostModel& cost) {
   return saturated(flops * kNanoseconds / cost.flops_per_second);
 }
 
+namespace {
+
+// Of a launch. The halves of backward that make dq, or dk and dv, share its operations by what each multiplies: q k, do v and
+// dq against q k, do v, dk and dv.
+Int128 flops_of(const Problem& problem, const Program& program, const Launch& launch, Pass pass) {
+  if (launch.kind != LaunchKind::attend && launch.kind != LaunchKind::attend_backward) return 0;
+  const std::int64_t d = problem.head_dim, dv = problem.head_dim_v;
+  Int128 flops = 0;
+  for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+    const AttendItem& item = program.attend_items[static_cast<std::size_t>(index)];
+    Int128 own = pair_count(item.slice) * flops_per_pair(problem, pass);
+    if (pass == Pass::backward) {
+      const bool dq = item.operands[kDq].view >= 0, dkv = item.operands[kDk].view >= 0;
+      own = own * ((dq ? 2 * d + dv : 0) + (dkv ? 2 * d + 2 * dv : 0)) / (4 * d + 3 * dv);
+    }
+    flops += own;
+  }
+  return flops;
+}
+
+}  // namespace
+
+Plan::HostTime host_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
+  Plan::HostTime time;
+  for (const Stage& stage : program.stages) {
+    if (stage.copies.empty()) continue;
+    Plan::HostBytes bytes;
+    for (const Launch& launch : stage.copies) add_host_bytes(program, launch, &bytes);
+    Int128 flops = 0;
+    for (const Launch& launch : stage.compute) flops += flops_of(problem, program, launch, pass);
+    const std::int64_t copies = saturated(Int128{bytes.to_device + bytes.to_host} * kNanoseconds / cost.host_bytes_per_second);
+    time.copies = saturated(Int128{time.copies} + copies);
+    time.exposed = saturated(Int128{time.exposed} + std::max<std::int64_t>(copies - nanoseconds_of(flops, cost), 0));
+  }
+  return time;
+}
+
 std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
   Int128 bytes = 0;
   Int128 messages = 0;
@@ -43,7 +80,8 @@ std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program
     }
   }
   const Int128 computing = nanoseconds_of(program.pairs * flops_per_pair(problem, pass), cost);
-  return saturated(computing + bytes * kNanoseconds / cost.bytes_per_second + messages * cost.message_nanoseconds);
+  const std::int64_t exposed = host_nanoseconds(problem, program, pass, cost).exposed;
+  return saturated(computing + bytes * kNanoseconds / cost.bytes_per_second + messages * cost.message_nanoseconds + exposed);
 }
 
 std::vector<MemoryLine> caller_memory(const PlanData& data, Pass pass) {

@@ -14,7 +14,10 @@ std::int64_t flops_per_pair(const Problem& problem, Pass pass);
 // flops / F, in nanoseconds.
 std::int64_t nanoseconds_of(Int128 flops, const CostModel& cost);
 
-// flops / F + received bytes / B + received messages * L, in nanoseconds.
+// The copies of a pass between host and device, and how much of each stage's is longer than its computing.
+Plan::HostTime host_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
+
+// flops / F + received bytes / B + received messages * L + exposed copies, in nanoseconds.
 std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
 
 // The caller's tensors of the plan's rank in a pass.

@@ -108,6 +108,36 @@ TEST(FromHost, BytesHaveClosedForms) {
   EXPECT_GT(make_plan(make_problem(ranks, "contiguous", "window:4,2", n), make_options(rows), 1).excess_rows(), 0);
 }
 
+// Computing that takes no time hides nothing; where it takes long, only what no computing stands beside is left.
+TEST(FromHost, TheModelKnowsTheBus) {
+  PlanOptions options = make_options(30);
+  options.cost.host_bytes_per_second = 1'000'000;
+  options.cost.flops_per_second = std::int64_t{1} << 60;
+  const Problem p = make_problem(1, "contiguous", "full", 480);
+  const Plan slow = make_plan(p, options, 0);
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const Plan::HostBytes bytes = slow.host_bytes(pass);
+    const Plan::HostTime time = slow.host_nanoseconds(pass);
+    EXPECT_NEAR(static_cast<double>(time.copies), static_cast<double>(bytes.to_device + bytes.to_host) * 1e3, 1e3);
+    EXPECT_NEAR(static_cast<double>(time.exposed), static_cast<double>(time.copies), 1e3);
+  }
+  const auto exposed = [](const Plan& plan) {
+    return plan.host_nanoseconds(Pass::forward).exposed + plan.host_nanoseconds(Pass::backward).exposed;
+  };
+  EXPECT_NEAR(static_cast<double>(slow.modelled_nanoseconds()), static_cast<double>(exposed(slow)), 1e3);
+  options.cost.flops_per_second = 1'000'000;
+  const Plan hidden = make_plan(p, options, 0);
+  // The first pieces of both sides and the last results.
+  const std::int64_t q = 2 * 30 * 4 * 4 * 4, kv = 2 * 30 * 2 * (4 + 3) * 4, o = 2 * 30 * 4 * (3 * 4 + 4);
+  EXPECT_EQ(hidden.host_nanoseconds(Pass::forward).exposed, (q + kv + o) * 1000);
+  EXPECT_EQ(hidden.host_nanoseconds(Pass::forward).copies, slow.host_nanoseconds(Pass::forward).copies);
+  const double flops = hidden.flops(Pass::forward) + hidden.flops(Pass::backward);
+  EXPECT_NEAR(static_cast<double>(hidden.modelled_nanoseconds()), flops * 1e3 + static_cast<double>(exposed(hidden)), 1e3);
+  options.cost.host_bytes_per_second = 0;
+  EXPECT_THAT([&] { make_plan(p, options, 0); },
+              ThrowsMessage<InvalidArgument>(HasSubstr("cost.host_bytes_per_second (0) must be at least 1")));
+}
+
 TEST(FromHost, MemoryDoesNotGrowWithTheTokens) {
   std::vector<std::int64_t> bytes;
   for (const std::int64_t n : {480, 960}) {

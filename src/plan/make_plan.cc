@@ -45,6 +45,9 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
     throw InvalidArgument(fmt::format("cost ({},{},{}) must be flops/s >= 1, bytes/s >= 1, nanoseconds >= 0",
                                       cost.flops_per_second, cost.bytes_per_second, cost.message_nanoseconds));
   }
+  if (cost.host_bytes_per_second < 1) {
+    throw InvalidArgument(fmt::format("cost.host_bytes_per_second ({}) must be at least 1", cost.host_bytes_per_second));
+  }
 }
 
 // 64 bits of what was added, in order. Each word goes through a bijection of the state (Stafford's thirteenth mix, the one of

@@ -129,6 +129,10 @@ std::vector<PeerBytes> Plan::traffic(Pass pass) const {
   return peers;
 }
 
+Plan::HostTime Plan::host_nanoseconds(Pass pass) const {
+  return internal::host_nanoseconds(data_->problem, program_of(*data_, pass), pass, data_->options.cost);
+}
+
 Plan::HostBytes Plan::host_bytes(Pass pass) const {
   const internal::Program& program = program_of(*data_, pass);
   HostBytes bytes;

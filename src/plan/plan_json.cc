@@ -56,7 +56,8 @@ ordered_json options_json(const PlanOptions& o) {
           {"cost",
            {{"flops_per_second", o.cost.flops_per_second},
             {"bytes_per_second", o.cost.bytes_per_second},
-            {"message_nanoseconds", o.cost.message_nanoseconds}}},
+            {"message_nanoseconds", o.cost.message_nanoseconds},
+            {"host_bytes_per_second", o.cost.host_bytes_per_second}}},
           {"backward", o.backward},
           {"keep_o_float32", o.keep_o_float32},
           {"threads", o.threads},
@@ -165,7 +166,9 @@ ordered_json pass_json(const Plan& plan, Pass pass) {
     regions.push_back({{"name", r.name}, {"component", to_string(r.component)}, {"offset", r.offset}, {"bytes", r.bytes}});
   }
   const Plan::HostBytes host = plan.host_bytes(pass);
+  const Plan::HostTime host_time = plan.host_nanoseconds(pass);
   return {{"host_bytes", {{"to_device", host.to_device}, {"to_host", host.to_host}}},
+          {"host_nanoseconds", {{"copies", host_time.copies}, {"exposed", host_time.exposed}}},
           {"pairs", to_string(program.pairs)},
           {"flops", plan.flops(pass)},
           {"memory_bytes", plan.memory_bytes(pass)},

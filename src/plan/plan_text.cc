@@ -260,11 +260,17 @@ void append_pass(std::string& out, const Plan& plan, Pass pass) {
   append_traffic(out, plan, pass);
   if (data.options.host_tensors) {
     const Plan::HostBytes host = plan.host_bytes(pass);
+    const Plan::HostTime time = plan.host_nanoseconds(pass);
+    const std::int64_t computing =
+        internal::nanoseconds_of(program.pairs * internal::flops_per_pair(data.problem, pass), data.options.cost);
     fmt::format_to(to, "    copies  {} from the host, {} to it\n", human_bytes(host.to_device), human_bytes(host.to_host));
+    fmt::format_to(to, "            by the model {} at {}/s beside {} of computing at {}/s; {} of it not hidden\n",
+                   human_time(time.copies), human_bytes(data.options.cost.host_bytes_per_second), human_time(computing),
+                   human_flops(static_cast<double>(data.options.cost.flops_per_second)), human_time(time.exposed));
   }
   if (program.excess_rows > 0) {
-    fmt::format_to(to, "    excess  {} rows are received that nobody reads: too many pieces to name one by one\n",
-                   program.excess_rows);
+    fmt::format_to(to, "    excess  {} rows are received that nobody reads: {}\n", program.excess_rows,
+                   data.options.host_tensors ? "pieces travel whole" : "too many pieces to name one by one");
   }
   append_stages(out, program);
 }

@@ -221,6 +221,10 @@ TEST(CDevice, PlansOfStreamedTensors) {
   ASSERT_EQ(ringspan_plan_host_bytes(plan, RINGSPAN_FORWARD, &in, &out), RINGSPAN_OK);
   EXPECT_EQ(out, kTokens * kHeads * (kDim + 1) * 4);
   EXPECT_GE(in, kTokens * (kHeads + 2 * kKvHeads) * kDim * 4);
+  std::int64_t copies = 0, exposed = -1;
+  ASSERT_EQ(ringspan_plan_host_nanoseconds(plan, RINGSPAN_FORWARD, &copies, &exposed), RINGSPAN_OK);
+  EXPECT_GE(copies, exposed);
+  EXPECT_NEAR(static_cast<double>(copies), static_cast<double>(in + out) / 25, 100);
   std::uint64_t count = 0;
   ASSERT_EQ(ringspan_plan_memory(plan, RINGSPAN_BACKWARD, nullptr, 0, &count), RINGSPAN_OK);
   std::vector<ringspan_memory_line> lines(count);

@@ -76,6 +76,7 @@ class Usage(Errors):
             ("--cost", "a,2,3", "--cost (a) must be a number"),
             ("--cost", "1e30,2,3", "must stay below 9e18"),
             ("--cost", "0,1,1", "cost (0,1,1) must be flops/s >= 1"),
+            ("--host-bandwidth", "0", "--host-bandwidth (0) must be in [1, 9e18)"),
             ("--strategy", "magic", "magic"),
             ("--sharding", "diagonal", "diagonal"),
             ("--sharding-k", "explicit:0-3", "sharding_k"),

@@ -36,6 +36,19 @@ class Plan(ProgramTest):
         ).stdout  # fmt: skip
         self.assertEqual(json.loads(of_file), json.loads(typed))
 
+    def test_plan_of_tensors_on_the_host(self):
+        arguments = ["plan", "--tokens", 4000, "--device", "cuda", "--host-tensors", "--bucket", 500]
+        slow = json.loads(self.run_program(*arguments, "--cost", "1e15,1,1", "--host-bandwidth", "1e6", "--json").stdout)
+        self.assertEqual(slow["options"]["cost"], {
+            "flops_per_second": 10**15, "bytes_per_second": 1, "message_nanoseconds": 1, "host_bytes_per_second": 10**6})
+        copied = slow["forward"]["host_bytes"]
+        time = slow["forward"]["host_nanoseconds"]
+        self.assertAlmostEqual(time["copies"], 1000 * (copied["to_device"] + copied["to_host"]), delta=1000)
+        self.assertAlmostEqual(time["exposed"], time["copies"], delta=0.01 * time["copies"])
+        hidden = json.loads(self.run_program(*arguments, "--cost", "1e6,1,1", "--host-bandwidth", "1e9", "--json").stdout)
+        self.assertLess(hidden["forward"]["host_nanoseconds"]["exposed"], 0.5 * hidden["forward"]["host_nanoseconds"]["copies"])
+        self.assertIn("of it not hidden", self.run_program(*arguments).stdout)
+
     def test_forward_only_needs_less(self):
         both = json.loads(self.run_program("plan", "--tokens", 100, "--json").stdout)
         forward = json.loads(self.run_program("plan", "--tokens", 100, "--forward-only", "--json").stdout)

@@ -506,6 +506,8 @@ TEST(HostStream, PlansSayWhatIsCopied) {
   EXPECT_THAT(plan.to_string(), HasSubstr("stream through the device"));
   EXPECT_THAT(plan.to_string(), HasSubstr("copy in "));
   EXPECT_THAT(plan.to_json(), HasSubstr("\"host_bytes\""));
+  EXPECT_THAT(plan.to_json(), HasSubstr("\"host_nanoseconds\""));
+  EXPECT_THAT(plan.to_string(), HasSubstr("of it not hidden"));
   Case resident = test;
   resident.options.host_tensors = false;
   resident.options.bucket_rows = PlanOptions::kBucketAuto;

@@ -86,6 +86,14 @@ Body setup_plan(CLI::App& app) {
              [options](const std::string& text) { options->problem.plan.device = parse_device_kind(text); });
   app.add_flag("--host-tensors", options->problem.plan.host_tensors,
                "tensors stream from the host through the device; o is not kept in float32");
+  add_parsed(app, "--host-bandwidth", "BYTES/S", "of the model, between tensors on the host and the device (default 25e9)",
+             [options](const std::string& text) {
+               const double bytes = parse_real("--host-bandwidth", text);
+               if (!(bytes >= 1 && bytes < 9e18)) {
+                 throw InvalidArgument(fmt::format("--host-bandwidth ({}) must be in [1, 9e18)", text));
+               }
+               options->problem.plan.cost.host_bytes_per_second = static_cast<std::int64_t>(bytes);
+             });
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
   app.add_flag("--json", options->json, "print JSON");
   add_parsed(app, "--draw", "text|svg[:FILE]", "draw who attends to whom, for small problems, instead of printing the plan",

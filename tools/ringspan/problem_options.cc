@@ -56,7 +56,11 @@ CostModel parse_cost(const std::string& text) {
     if (values[i] > 9e18) throw InvalidArgument(fmt::format("--cost ({}) must stay below 9e18", text));
     begin = end + 1;
   }
-  return {static_cast<std::int64_t>(values[0]), static_cast<std::int64_t>(values[1]), static_cast<std::int64_t>(values[2])};
+  CostModel cost;
+  cost.flops_per_second = static_cast<std::int64_t>(values[0]);
+  cost.bytes_per_second = static_cast<std::int64_t>(values[1]);
+  cost.message_nanoseconds = static_cast<std::int64_t>(values[2]);
+  return cost;
 }
 
 Tile parse_tile(const std::string& option, const std::string& text) {
@@ -117,7 +121,11 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
              })
       ->group(kPlanGroup);
   add_parsed(app, "--cost", "F,B,L", "for auto: flops/s, bytes/s of a rank, nanoseconds per message (default 1e11,5e9,20000)",
-             [&plan](const std::string& text) { plan.cost = parse_cost(text); })
+             [&plan](const std::string& text) {
+               const std::int64_t host = plan.cost.host_bytes_per_second;  // has an option of its own
+               plan.cost = parse_cost(text);
+               plan.cost.host_bytes_per_second = host;
+             })
       ->group(kPlanGroup);
   add_integer(
       app, "--threads", 1,
