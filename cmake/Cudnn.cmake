@@ -1,8 +1,8 @@
 # cuDNN: RINGSPAN_CUDNN = AUTO (on where CUDA is, and the headers of cuDNN and cudnn-frontend are found), ON, OFF. Sets
 # RINGSPAN_HAS_CUDNN and RINGSPAN_CUDNN_INCLUDE_DIRS.
 #
-# Headers only: cuDNN itself is loaded when the program runs. They are looked for in RINGSPAN_DEPS, in CUDNN_ROOT and where the
-# compiler looks; `scripts/cudnn-headers DIR` fetches both.
+# Headers only: cuDNN itself is loaded when the program runs. They are looked for in RINGSPAN_DEPS, in CUDNN_ROOT, in build/cudnn
+# (scripts/setup) and where the compiler looks; `scripts/cudnn-headers FOLDER` fetches both.
 set(RINGSPAN_CUDNN AUTO CACHE STRING "Compile the use of cuDNN: AUTO (where its headers are found), ON or OFF")
 set_property(CACHE RINGSPAN_CUDNN PROPERTY STRINGS AUTO ON OFF)
 set(RINGSPAN_HAS_CUDNN FALSE)
@@ -26,7 +26,7 @@ function(ringspan_header_version file prefix result)
 endfunction()
 
 if(RINGSPAN_CUDNN AND RINGSPAN_HAS_CUDA)
-  set(places ${RINGSPAN_DEPS}/include $ENV{CUDNN_ROOT}/include ${CUDNN_ROOT}/include)
+  set(places ${RINGSPAN_DEPS}/include $ENV{CUDNN_ROOT}/include ${CUDNN_ROOT}/include ${PROJECT_SOURCE_DIR}/build/cudnn/include)
   find_path(RINGSPAN_CUDNN_INCLUDE_DIR cudnn_version.h HINTS ${places})
   find_path(RINGSPAN_CUDNN_FRONTEND_INCLUDE_DIR cudnn_frontend_version.h HINTS ${places})
   mark_as_advanced(RINGSPAN_CUDNN_INCLUDE_DIR RINGSPAN_CUDNN_FRONTEND_INCLUDE_DIR)

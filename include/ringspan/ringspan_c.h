@@ -281,7 +281,8 @@ typedef struct ringspan_execute_options {
   uint64_t struct_size;
   double deadline_seconds; /* of silence from a peer; 0: 30 */
   int32_t trace;           /* record a time line */
-  int32_t reserved;
+  /* Not 0: on a device a library's fused attention may compute, which may give other bits in every run, see docs/cuda.md. */
+  int32_t nondeterministic;
   /* Where it runs: "cpu", "cuda" (the first), "cuda:1", or "cuda-emulated", for tests; NULL: "cpu". Tensors (but see
    * ringspan_options.host_tensors), slopes, sinks, their gradient and a given arena are memory of this device. */
   const char* device;

@@ -8,6 +8,7 @@
 #include <optional>
 #include <span>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "base/check.h"
@@ -58,8 +59,9 @@ std::span<std::byte> bytes_at(Address address, std::int64_t bytes) {
 }
 
 // Where a session runs: a device by name and its stream as a handle, 0: one of its own.
-ExecuteOptions options(double deadline, const std::string& device, Address stream) {
+ExecuteOptions options(double deadline, const std::string& device, Address stream, bool deterministic = true) {
   ExecuteOptions result;
+  result.deterministic = deterministic;
   result.deadline = Communicator::Seconds(deadline);
   result.device = device;
   result.stream = reinterpret_cast<void*>(stream);
@@ -70,15 +72,24 @@ ExecuteOptions options(double deadline, const std::string& device, Address strea
 class Session {
  public:
   Session(const Plan& plan, Communicator* communicator, double deadline, const std::string& device, Address stream,
-          Address arena, std::int64_t arena_bytes)
+          Address arena, std::int64_t arena_bytes, bool deterministic)
       : alone_(communicator == nullptr ? make_thread_world(1) : std::vector<std::unique_ptr<Communicator>>{}),
-        attention_(plan, communicator == nullptr ? *alone_.front() : *communicator, options(deadline, device, stream),
-                   bytes_at(arena, arena_bytes)) {}
+        attention_(plan, communicator == nullptr ? *alone_.front() : *communicator,
+                   options(deadline, device, stream, deterministic), bytes_at(arena, arena_bytes)) {}
 
   // Collective: agrees on problem and options first, then plans.
   Session(const Problem& problem, const PlanOptions& plan_options, Communicator& communicator, double deadline,
           const std::string& device, Address stream)
       : attention_(problem, plan_options, communicator, options(deadline, device, stream)) {}
+
+  std::vector<std::tuple<std::string, std::string>> kernels() const {
+    const Plan& plan = attention_.plan();
+    std::vector<std::tuple<std::string, std::string>> list;
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      if (pass == Pass::forward || plan.options().backward) list.emplace_back(plan.kernel(pass).name, plan.kernel(pass).reason);
+    }
+    return list;
+  }
 
   void forward(const TensorTuple& q, const TensorTuple& k, const TensorTuple& v, const TensorTuple& o, const TensorTuple& lse,
                Address alibi, std::int64_t alibi_stride, Address sinks, Address saved, std::int64_t saved_bytes) {
@@ -138,9 +149,9 @@ void bind_simulation_of_shards(nb::module_& module) {
 void bind_session(nb::module_& module) {
   using Guard = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Session>(module, "Session", "A plan that is executed.")
-      .def(nb::init<const Plan&, Communicator*, double, const std::string&, Address, Address, std::int64_t>(), "plan"_a,
+      .def(nb::init<const Plan&, Communicator*, double, const std::string&, Address, Address, std::int64_t, bool>(), "plan"_a,
            "communicator"_a.none() = nb::none(), "deadline"_a = 30.0, "device"_a = "cpu", "stream"_a = 0, "arena"_a = 0,
-           "arena_bytes"_a = 0, nb::keep_alive<1, 3>(), Guard())
+           "arena_bytes"_a = 0, "deterministic"_a = true, nb::keep_alive<1, 3>(), Guard())
       .def(nb::init<const Problem&, const PlanOptions&, Communicator&, double, const std::string&, Address>(), "problem"_a,
            "options"_a, "communicator"_a, "deadline"_a, "device"_a = "cpu", "stream"_a = 0, nb::keep_alive<1, 4>(), Guard())
       .def("forward", &Session::forward, "q"_a, "k"_a, "v"_a, "o"_a, "lse"_a, "alibi"_a = 0, "alibi_stride"_a = 0,
@@ -148,6 +159,7 @@ void bind_session(nb::module_& module) {
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,
            "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("set_seed", &Session::set_seed, "seed"_a, "Of dropout, in the calls that follow.")
+      .def("kernels", &Session::kernels, "Of each pass the kernel, and why it is not a library's.")
       .def("wait", &Session::wait, Guard(), "Returns when everything that forward and backward enqueued on a device is done.")
       .def_prop_ro("saved_bytes", [](const Session& s) { return s.attention().saved().size(); })
       .def_prop_ro("plan", [](const Session& s) { return Plan(s.attention().plan()); })

@@ -117,6 +117,7 @@ ringspan::ExecuteOptions execute_of(const ringspan_execute_options* pointer) {
   execute.trace = given.trace != 0;
   if (given.device != nullptr) execute.device = given.device;
   execute.stream = given.stream;
+  execute.deterministic = given.nondeterministic == 0;
   return execute;
 }
 

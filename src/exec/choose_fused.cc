@@ -40,8 +40,8 @@ bool keeps_anything(const Program& program) {
 
 class Chooser {
  public:
-  Chooser(const PlanData& data, Device& device, bool deterministic)
-      : data_(data), device_(device), deterministic_(deterministic) {}
+  Chooser(const PlanData& data, Device& device, bool deterministic, std::int64_t arena_bytes)
+      : data_(data), device_(device), deterministic_(deterministic), arena_bytes_(arena_bytes) {}
 
   PlanData choose() {
     if (data_.has_backward) choose(Pass::backward);
@@ -99,6 +99,10 @@ class Chooser {
       return fmt::format("with its workspace of {} bytes the pass needs {}, more than memory_budget ({})",
                          answer.workspace_bytes, needed, budget);
     }
+    if (arena_bytes_ > 0 && target.arena_bytes > arena_bytes_) {
+      return fmt::format("with its workspace of {} bytes the pass needs an arena of {}, but one of {} is given",
+                         answer.workspace_bytes, target.arena_bytes, arena_bytes_);
+    }
     if (!forward) workspace_ = answer.workspace_bytes;
     data_ = std::move(fused);
     KernelChoice& choice = forward ? data_.attend : data_.attend_backward;
@@ -114,13 +118,14 @@ class Chooser {
   PlanData data_;
   Device& device_;
   bool deterministic_;
+  std::int64_t arena_bytes_;
   std::int64_t workspace_ = 0;  // of the backward pass
 };
 
 }  // namespace
 
-PlanData choose_fused(const PlanData& data, Device& device, bool deterministic) {
-  return Chooser(data, device, deterministic).choose();
+PlanData choose_fused(const PlanData& data, Device& device, bool deterministic, std::int64_t arena_bytes) {
+  return Chooser(data, device, deterministic, arena_bytes).choose();
 }
 
 kernels::AttendParams attend_params(const PlanData& plan) {

@@ -13,8 +13,9 @@
 
 namespace ringspan::internal {
 
-// The plan, booked for a device already, with fused programs where options and device allow. Throws Unsupported.
-PlanData choose_fused(const PlanData& data, Device& device, bool deterministic);
+// The plan, booked for a device already, with fused programs where options and device allow. `arena_bytes`: of the arena that
+// is given; 0: none is. Throws Unsupported.
+PlanData choose_fused(const PlanData& data, Device& device, bool deterministic, std::int64_t arena_bytes = 0);
 
 // The device's answer for a fused pass of the plan on these tensors; dense stand-ins without any.
 FusedAnswer ask_fused(const PlanData& data, Pass pass, Device& device, bool deterministic, const Bindings* bindings);

@@ -55,10 +55,12 @@ Plan booked(const Plan& plan, Communicator& communicator, Device* device) {
 }
 
 // The plan as it is booked for what it runs on, with the kernels that it runs there.
-Plan plan_for(const Plan& plan, Communicator& communicator, Device* device, const ExecuteOptions& options) {
+Plan plan_for(const Plan& plan, Communicator& communicator, Device* device, const ExecuteOptions& options,
+              std::span<const std::byte> arena) {
   const Plan own = booked(plan, communicator, device);
   if (device == nullptr) return own;
-  return Plan(std::make_shared<const PlanData>(choose_fused(own.data(), *device, options.deterministic)));
+  const auto given = static_cast<std::int64_t>(arena.size());
+  return Plan(std::make_shared<const PlanData>(choose_fused(own.data(), *device, options.deterministic, given)));
 }
 
 }  // namespace
@@ -73,7 +75,7 @@ bool takes_messages_of(const Communicator& communicator, Device& device) {
 
 Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena,
                    std::unique_ptr<Device> device)
-    : shared_plan_(plan_for(plan, communicator, device.get(), options)),
+    : shared_plan_(plan_for(plan, communicator, device.get(), options, arena)),
       plan_((check_fit(plan.data(), communicator, options), &shared_plan_.data())),
       communicator_(communicator),
       agreement_(communicator),

@@ -2,7 +2,7 @@
 //     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT [KERNEL]]
 // Ranks are threads; TRANSPORT is what moves their messages: host (through pinned memory, the default), peer (copies from
 // device to device) or nccl (every rank a GPU of its own); or stream: one rank whose tensors lie on the host. KERNEL names the
-// tile kernel of both passes: own (the default), mma or wgmma. Seconds are the
+// tile kernel of both passes: own (the default), mma, wgmma, or cudnn, with deterministic = false. Seconds are the
 // median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end. TFLOP/s count 4 n m
 // h d per visible pair forward and 10 backward.
 #include <fmt/format.h>
@@ -27,6 +27,7 @@ namespace {
 
 struct Times {
   std::vector<double> forward, backward;
+  std::string kernels[2];
 };
 
 // Some thousand normals, repeated: drawing 10^9 takes longer than what is measured.
@@ -83,8 +84,10 @@ void run_rank(const std::string& device, const Problem& problem, const PlanOptio
               Communicator& communicator, Times* times) {
   ExecuteOptions execute;
   execute.device = device;
+  execute.deterministic = options.attend_kernel != "cudnn";
   Attention attention(problem, options, communicator, execute);
   const internal::PlanData& plan = attention.plan().data();
+  if (communicator.rank() == 0) times->kernels[0] = plan.attend.name, times->kernels[1] = plan.attend_backward.name;
   using Kind = internal::TensorKind;
   Buffers buffers(device, plan);
   ForwardTensors f;
@@ -121,7 +124,7 @@ int bench(int argc, char** argv) {
   if (argc < 12 || argc > 14 || std::find(std::begin(kTransports), std::end(kTransports), transport) == std::end(kTransports)) {
     fmt::print(stderr,
                "usage: device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS "
-               "[host|peer|nccl|stream [own|mma|wgmma]]\n");
+               "[host|peer|nccl|stream [own|mma|wgmma|cudnn]]\n");
     return 2;
   }
   Problem p;
@@ -165,11 +168,13 @@ int bench(int argc, char** argv) {
       "{{\"device\": \"{}\", \"ranks\": {}, \"dtype\": \"{}\", \"heads\": {}, \"kv_heads\": {}, \"head_dim\": {}, \"tokens\": "
       "{}, "
       "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"transport\": \"{}\", \"kernel\": \"{}\", "
+      "\"kernels\": [\"{}\", \"{}\"], "
       "\"repeats\": {}, "
       "\"forward_seconds\": {:.6g}, "
       "\"backward_seconds\": {:.6g}, \"forward_tflops\": {:.4g}, \"backward_tflops\": {:.4g}}}\n",
       argv[1], p.ranks, ringspan::to_string(p.dtype), p.heads, p.kv_heads, p.head_dim, p.tokens_q, argv[8], argv[9], argv[10],
-      transport, kernel, repeats, forward, backward, flops / forward / 1e12, 2.5 * flops / backward / 1e12);
+      transport, kernel, times.kernels[0], times.kernels[1], repeats, forward, backward, flops / forward / 1e12,
+      2.5 * flops / backward / 1e12);
   return 0;
 }
 

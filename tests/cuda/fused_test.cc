@@ -49,6 +49,14 @@ Chosen chosen_for(const Case& test) {
   return {plan.kernel(Pass::forward), test.options.backward ? plan.kernel(Pass::backward) : KernelChoice{}};
 }
 
+class Fused : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    const KernelChoice choice = chosen_for(make_case("causal")).forward;
+    if (test_device() != "cuda-emulated" && !choice.reason.empty()) GTEST_SKIP() << choice.reason;
+  }
+};
+
 // Runs a case whose passes must all be fused, or as it says.
 void expect_right(const Case& test, bool forward = true, bool backward = true) {
   SCOPED_TRACE(to_string(test));
@@ -64,14 +72,14 @@ void expect_right(const Case& test, bool forward = true, bool backward = true) {
   EXPECT_EQ(judge(judged, whole, run_on_device(test, whole)), "");
 }
 
-TEST(Fused, EveryPatternThatTakesOneCall) {
+TEST_F(Fused, EveryPatternThatTakesOneCall) {
   for (const char* pattern : {"full", "causal", "causal@top_left", "window:5,3", "causal & window:9,-1", "window:-1,4",
                               "documents", "documents & causal", "dilated:16x1", "dilated:16x1 & causal"}) {
     expect_right(make_case(pattern));
   }
 }
 
-TEST(Fused, DilatedSegmentsAreStridedViews) {
+TEST_F(Fused, DilatedSegmentsAreStridedViews) {
   for (const char* pattern : {"dilated:16x2", "dilated:32x4 & causal", "dilated:64x3"}) {
     Case test = make_case(pattern);
     test.problem.kv_heads = test.problem.heads;
@@ -85,7 +93,7 @@ TEST(Fused, DilatedSegmentsAreStridedViews) {
 }
 
 // The keys are fewer, or more, than the queries: rows that see nothing, bands that begin elsewhere.
-TEST(Fused, CrossAttention) {
+TEST_F(Fused, CrossAttention) {
   for (const std::int64_t keys : {1, 20, 61, 90}) {
     for (const char* pattern : {"full", "causal", "causal@top_left", "causal & window:9,-1"}) {
       Case test = make_case(pattern);
@@ -97,7 +105,7 @@ TEST(Fused, CrossAttention) {
   }
 }
 
-TEST(Fused, TypesGroupsAndSingleRows) {
+TEST_F(Fused, TypesGroupsAndSingleRows) {
   for (const DType dtype : {DType::bfloat16, DType::float16}) {
     for (const int kv_heads : {1, 2, 4}) {
       Case test = make_case("causal", 33);
@@ -113,7 +121,7 @@ TEST(Fused, TypesGroupsAndSingleRows) {
   EXPECT_EQ(judge_on_device(empty), "");
 }
 
-TEST(Fused, SameBitsRunAfterRunOnOneDevice) {
+TEST_F(Fused, SameBitsRunAfterRunOnOneDevice) {
   if (test_device() != "cuda-emulated") GTEST_SKIP() << "deterministic = false gives no such promise";
   const Case test = make_case("causal");
   const Whole whole(test);
@@ -121,7 +129,7 @@ TEST(Fused, SameBitsRunAfterRunOnOneDevice) {
 }
 
 // By default every kernel is our own; a name is taken at its word.
-TEST(Fused, NamesAndDeterminism) {
+TEST_F(Fused, NamesAndDeterminism) {
   Case test = make_case("causal");
   test.execute.deterministic = true;
   EXPECT_EQ(chosen_for(test).forward.name, "attend_cuda");
@@ -138,7 +146,7 @@ TEST(Fused, NamesAndDeterminism) {
   expect_right(test, false, true);  // backward by the library, from the global o and lse
 }
 
-TEST(Fused, ForwardAloneKeepsNothingForABackwardPassOfOurOwn) {
+TEST_F(Fused, ForwardAloneKeepsNothingForABackwardPassOfOurOwn) {
   Case test = make_case("causal");
   test.options.attend_backward_kernel = "own";
   EXPECT_THAT(chosen_for(test).forward.reason, HasSubstr("keep_o_float32"));
@@ -156,7 +164,7 @@ std::string refusal_of(const Case& test) {
   return "";
 }
 
-TEST(Fused, WhatANameCannotBeHonouredForIsRefused) {
+TEST_F(Fused, WhatANameCannotBeHonouredForIsRefused) {
   Case test = make_case("causal");
   test.options.attend_kernel = test.options.attend_backward_kernel = "cudnn";
   const auto with = [&](const std::function<void(Case&)>& change) {
@@ -183,7 +191,7 @@ TEST(Fused, WhatANameCannotBeHonouredForIsRefused) {
 }
 
 // A rank's own choice: the rows of several ranks are merged, by our own kernels.
-TEST(Fused, RowsOfSeveralRanksAreMerged) {
+TEST_F(Fused, RowsOfSeveralRanksAreMerged) {
   Case test = make_case("causal");
   test.problem.ranks = 3;
   test.options.strategy = Strategy::ring;
@@ -191,7 +199,7 @@ TEST(Fused, RowsOfSeveralRanksAreMerged) {
 }
 
 // Tensors that it cannot load from are refused before anything runs, and the attention goes on.
-TEST(Fused, MisalignedTensorsAreRefusedByName) {
+TEST_F(Fused, MisalignedTensorsAreRefusedByName) {
   const Case test = make_case("causal", 16);
   const auto world = make_thread_world(1);
   Attention attention(test.problem, test.options, *world[0], test.execute);
@@ -226,7 +234,7 @@ TEST(Fused, MisalignedTensorsAreRefusedByName) {
 }
 
 // The arena has the workspace and no state; the forecast is what is allocated.
-TEST(Fused, WorkspaceIsBookedAndAllocated) {
+TEST_F(Fused, WorkspaceIsBookedAndAllocated) {
   const Case test = make_case("causal");
   const auto world = make_thread_world(1);
   PlanOptions options = test.options;
@@ -254,7 +262,7 @@ TEST(Fused, WorkspaceIsBookedAndAllocated) {
   EXPECT_THAT(plan.to_string(), HasSubstr("attend_cudnn"));
 }
 
-TEST(Fused, AWorkspaceBeyondTheBudgetIsNotTaken) {
+TEST_F(Fused, AWorkspaceBeyondTheBudgetIsNotTaken) {
   Case test = make_case("causal");
   const auto world = make_thread_world(1);
   const Plan free = Attention(test.problem, test.options, *world[0], test.execute).plan();
@@ -270,7 +278,7 @@ TEST(Fused, AWorkspaceBeyondTheBudgetIsNotTaken) {
 }
 
 // A plan that an attention made serves another one, if that may use the library too.
-TEST(Fused, PlansAreTakenOver) {
+TEST_F(Fused, PlansAreTakenOver) {
   const Case test = make_case("causal");
   const auto world = make_thread_world(1);
   const Plan plan = Attention(test.problem, test.options, *world[0], test.execute).plan();
@@ -281,7 +289,7 @@ TEST(Fused, PlansAreTakenOver) {
 }
 
 // Captured passes wait for nothing and allocate nothing; a replay computes on what the tensors hold then.
-TEST(Fused, PassesCanBeCaptured) {
+TEST_F(Fused, PassesCanBeCaptured) {
   const Case test = make_case("causal");
   const auto world = make_thread_world(1);
   cuda::EmulatedCapture capture;

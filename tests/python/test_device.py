@@ -387,6 +387,43 @@ def test_a_capture_makes_no_session(cuda):
     assert cuda.log == ["core"] and alone._captured == [made]
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_library_computes_where_it_is_let(dtype):
+    """deterministic=False: cuDNN's calls, on the emulated device an emulation of them."""
+    tensors = _inputs(37, dtype=dtype, batch=2, dim_v=24)
+    reference = _exact(*tensors)
+    o_ref, _ = attention(*reference, mask_of(37, 37, causal=True))
+    o = rt.attention(*tensors, causal=True, deterministic=False, device=DEVICE)
+    chosen = rt.kernels()
+    if "cudnn" not in chosen["forward"][0]:
+        assert not EMULATED
+        pytest.skip(chosen["forward"][1])
+    assert "cudnn" in chosen["backward"][0] and chosen["backward"][1] == ""
+    _close(o, o_ref, dtype, "o")
+    d_out = torch.randn_like(o[:1])
+    o.backward(d_out.expand_as(o))  # which it cannot load from
+    o_ref.backward(d_out.cpu().double().expand_as(o_ref))
+    for name, t, ref in zip(("dq", "dk", "dv"), tensors, reference):
+        assert (t.grad.cpu().double() - ref.grad).abs().max() <= 0.04 * ref.grad.abs().max() + 0.01, name  # delta is of a rounded o
+    rt.attention(*tensors, causal=True, device=DEVICE)
+    assert "deterministic" in rt.kernels()["forward"][1]
+    rt.attention(*tensors, causal=True, softcap=5.0, deterministic=False, device=DEVICE)
+    assert "softcap" in rt.kernels()["backward"][1]
+    with pytest.raises(ringspan.Unsupported, match="'cudnn' cannot compute this: it has no softcap"):
+        rt.attention(*tensors, causal=True, softcap=5.0, kernel="cudnn", device=DEVICE)
+    with pytest.raises(ringspan.InvalidArgument, match="no gradient through lse"):
+        rt.attention(*tensors, causal=True, deterministic=False, return_lse=True, device=DEVICE)[1].sum().backward()
+
+
+@pytest.mark.skipif(not EMULATED, reason="a deterministic backward pass may need much memory")
+def test_a_library_can_be_named():
+    tensors = _inputs(21, dtype=torch.bfloat16, dim=24)
+    rt.attention(*tensors, kernel="cudnn", device=DEVICE).square().sum().backward()
+    assert [kernel for kernel, _ in rt.kernels().values()] == ["attend_cudnn_emulated", "attend_backward_cudnn_emulated"]
+    rt.attention(*tensors, kernel="own", deterministic=False, device=DEVICE)
+    assert rt.kernels()["forward"] == ("attend_cuda", "no fused attention of a library: attend_kernel is 'own'")
+
+
 def _text():
     from ringspan.torch._spec import encode
 
@@ -394,4 +431,4 @@ def _text():
     values = dict(pattern="full", causal=False, window=None, documents=False, scale=None, softcap=0.0, dropout=0.0, ranks=0,
                   sharding="contiguous", sharding_tokens=-1, sharding_ranks=-1, strategy="auto", layout="bshd", backward=True,
                   deadline=30.0)  # fmt: skip
-    return encode(*(values.get(name, 0 if name in ("memory_budget", "bucket_rows", "host_tensors") else "") for name in names))
+    return encode(*(values.get(name, 0 if name in ("memory_budget", "bucket_rows", "host_tensors", "deterministic") else "") for name in names))

@@ -40,7 +40,7 @@ def test_every_argument_is_on_the_page():
     from ringspan.torch import attention
 
     text = (blocks.DOCS / "python.md").read_text()
-    missing = [name for name in inspect.signature(attention).parameters if name not in "qkv unknown deterministic" and f"`{name}" not in text]
+    missing = [name for name in inspect.signature(attention).parameters if name not in "qkv unknown" and f"`{name}" not in text]
     assert not missing
 
 

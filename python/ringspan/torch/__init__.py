@@ -3,8 +3,8 @@
 from .._plan import Plan, plan
 from .._threads import num_threads, set_num_threads
 from ._attention import attention
-from ._execute import forget_plans
+from ._execute import forget_plans, kernels
 from ._group import set_deadline
 from ._sharding import Sharding
 
-__all__ = ["Plan", "Sharding", "attention", "forget_plans", "num_threads", "plan", "set_deadline", "set_num_threads"]
+__all__ = ["Plan", "Sharding", "attention", "forget_plans", "kernels", "num_threads", "plan", "set_deadline", "set_num_threads"]

@@ -168,7 +168,7 @@ def attention(
     - `strategy`: `"auto"`, `"ring"`, `"exchange"`, `"all-gather"`, `"ulysses"`, `"pass-q"`, `"local"`
     - `deadline`: seconds without a sign of life of another rank after which all fail; see set_deadline
     - `memory_budget`: bytes per rank (0: unlimited); `bucket_rows`: rows that travel at once (0: as the planner thinks best)
-    - `kernel`: a kernel by name, instead of the best one
+    - `kernel`: a kernel by name, instead of the best one; on CUDA `"own"`, `"mma"`, `"wgmma"` or `"cudnn"`
 
     Tensors of the CPU are computed on there, CUDA tensors on their device and torch's current stream, where a call returns when its
     work is enqueued. `device` names where that must be, or, with tensors of the CPU, `"cuda-emulated"`: the kernels of CUDA devices
@@ -179,7 +179,11 @@ def attention(
     the host, and the call returns when they are there. With a group each rank has a device of its own. See docs/python.md.
 
     Returns o in the layout of q, and with return_lse=True also lse (batch, heads, tokens; "thd": (heads, tokens)), float32,
-    natural logarithm, differentiable. Results are always deterministic; `deterministic` is accepted for the likes of flash-attn.
+    natural logarithm, differentiable.
+
+    Results are the same bits in every run. `deterministic=False` is for CUDA tensors of 16 bits on one rank: cuDNN's fused attention may
+    compute where one call gives a row's final result. It may give other bits in every run, computes the gradient of q and k from o as
+    it was rounded, has no gradient through lse, and takes inputs whose rows begin at multiples of 16 bytes. See docs/cuda.md.
 
     The gradient of sinks on each rank of a group is its share: shares add up to the gradient, as those of weights do.
     """
@@ -193,13 +197,13 @@ def attention(
         if unknown:
             _refuse_unknown(unknown)
         if not isinstance(deterministic, bool):
-            raise InvalidArgument(f"deterministic ({deterministic!r}) must be True or False; results always are")
+            raise InvalidArgument(f"deterministic ({deterministic!r}) must be True or False")
         inputs, text = _prepare(
             q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
             lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
             dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, strategy=strategy, layout=layout,
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
-            device=device, host_tensors=host_tensors,
+            device=device, host_tensors=host_tensors, deterministic=deterministic,
         )  # fmt: skip
     except Error as error:
         if name and not torch.compiler.is_compiling():
@@ -216,7 +220,7 @@ def attention(
 def _prepare(
     q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
     dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
-    host_tensors=False,
+    host_tensors=False, deterministic=True,
 ):  # fmt: skip
     """The inputs of the op and its spec."""
     kind = q.device.type if isinstance(q, torch.Tensor) else ""
@@ -271,7 +275,7 @@ def _prepare(
         "" if pattern is None else pattern if isinstance(pattern, str) else str(pattern), bool(causal), window_pair(window),
         cu_q is not None, None if scale is None else _number(scale, "scale"), _number(softcap, "softcap"), dropout_p,
         0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _number(deadline, "deadline"),
-        int(memory_budget), int(bucket_rows), kernel, device, host_tensors,
+        int(memory_budget), int(bucket_rows), kernel, device, host_tensors, deterministic,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)

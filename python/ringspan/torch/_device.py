@@ -117,6 +117,12 @@ class Place:
             return t
         return self._pinned_copy(t) if self.pins else t.contiguous()
 
+    def aligned_rows(self, t):
+        """A gradient as a library's kernels load it, 16 bytes at a time; autograd's may be expanded."""
+        steps = [stride * t.element_size() for stride, size in zip(t.stride()[:3], t.shape[:3]) if size > 1]
+        fits = t.data_ptr() % 16 == 0 and all(step > 0 and step % 16 == 0 for step in steps)
+        return t if self.kind == "cpu" or fits else t.clone(memory_format=torch.contiguous_format)
+
     def pinned(self, t):
         """The tensor, or where it would have to be pinned and is not (autograd's gradients rarely are) a copy that is."""
         return t if t is None or not self.pins or t.is_pinned() else self._pinned_copy(t)
@@ -174,9 +180,11 @@ class Session:
         self.core = make(place.name, handle_of(self.stream))
 
     @classmethod
-    def alone(cls, place, plan):
+    def alone(cls, place, plan, deterministic=True):
         if place.kind == "cpu":
             return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream))
+        if not deterministic:  # the workspace of a library's kernels is known only when they are asked
+            return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream, deterministic=False))
         arena = torch.empty(plan.arena_bytes(), dtype=torch.uint8, device=place.device)
         made = lambda device, stream: _core.Session(plan, None, 30.0, device, stream, place.address(arena), arena.numel())  # noqa: E731
         return cls(place, made, arena)

@@ -93,6 +93,7 @@ class Call:
         return make_options(
             strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
             bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel, host_tensors=s.host_tensors,
+            keep_o_float32=not s.host_tensors and not s.rounds_o,
         )  # fmt: skip
 
     def fields(self, backward):
@@ -129,6 +130,7 @@ class Call:
             ("memory_budget", s.memory_budget, False),
             ("bucket_rows", s.bucket_rows, False),
             ("host_tensors", int(s.host_tensors), False),
+            ("deterministic", int(s.deterministic), False),
         ]
 
 
@@ -143,6 +145,7 @@ class _Alone:
         self._sessions = _Recent(_KEPT_SESSIONS)
         self._plans = _Recent(_KEPT_PLANS)
         self._captured = []
+        self.latest = None  # session
 
     def run(self, call, seed, execute, simulate, tensors=()):
         """execute(the library's session) or simulate(plans); tensors: what is read and written."""
@@ -167,8 +170,10 @@ class _Alone:
                 plans = [_core.make_plan(problem, options, rank, tuned=on_cpu) for rank in range(ranks)]
                 self._plans.put(key, plans)
             if ranks > 1:
+                self.latest = None
                 return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)
-            session = _device.Session.alone(call.place, plans[0])
+            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic)
+        self.latest = session
         session.run(execute, seed, tensors)
         if call.place.is_capturing():
             self._captured.append(session)  # its task lists are part of the graph
@@ -311,6 +316,7 @@ def forget_plans():
     _alone._sessions.clear()
     _alone._plans.clear()
     _alone._captured.clear()
+    _alone.latest = None
     for transport in _transport.open_transports():
         if transport.executor is not None:
             transport.executor._sessions.clear()
@@ -333,7 +339,7 @@ def empty_rows(like, dim, layout, **memory):
 
 def keeps_o(spec, q):
     """Whether backward reads o in float32 (16-bit training) or per branch (the torchscale dialect), which is kept beside the tensors."""
-    return not spec.host_tensors and (q.dtype != torch.float32 or spec.pattern.states > 1)
+    return not spec.host_tensors and ((q.dtype != torch.float32 and not spec.rounds_o) or spec.pattern.states > 1)
 
 
 def saved_bytes(spec, q, v):
@@ -377,6 +383,8 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_
     place = call.place
     q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
     d_out, dlse = place.pinned(place.dense_rows(d_out)), place.pinned(dlse)
+    if call.spec.rounds_o:
+        d_out = place.aligned_rows(d_out)
     of_sinks = sinks if sinks is not None else q
     alibi, sinks = place.vector(alibi), place.vector(sinks)
     dq, dk, dv = (empty_rows(t, t.shape[3], call.spec.layout, **place.memory) for t in (q, k, v))
@@ -405,4 +413,10 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_
     return dq, dk, dv, dsinks.to(of_sinks.device)
 
 
-__all__ = ["DTYPES", "backward", "empty_rows", "forget_plans", "forward", "group_named", "saved_bytes"]
+def kernels():
+    """What the latest call of one rank (no group, no ranks=) computes with: {"forward": (kernel, why it is not a library's), ...}, with
+    "backward" where gradients were asked for. Empty before the first call."""
+    return {} if _alone.latest is None else dict(zip(("forward", "backward"), _alone.latest.core.kernels()))
+
+
+__all__ = ["DTYPES", "backward", "empty_rows", "forget_plans", "forward", "group_named", "kernels", "saved_bytes"]

@@ -31,16 +31,22 @@ class Spec:
     kernel: str
     device: str  # "": where the tensors are
     host_tensors: bool
+    deterministic: bool
+
+    @property
+    def rounds_o(self):
+        """Whether backward may be a library's, which computes delta from o in the storage dtype; then nothing else is kept."""
+        return not self.deterministic or self.kernel == "cudnn"
 
 
 def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy,
-           layout, backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors):  # fmt: skip
+           layout, backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic):  # fmt: skip
     """Only formatting: this is traced by torch.compile."""
     bounds = "" if window is None else f"{window[0]},{window[1]}"
     return (
         f"{pattern}|{int(causal)}|{bounds}|{int(documents)}|{'' if scale is None else repr(scale)}|{softcap!r}|{dropout!r}|{ranks}|"
         f"{sharding}|{sharding_tokens}|{sharding_ranks}|{strategy}|{layout}|{int(backward)}|{deadline!r}|{memory_budget}|"
-        f"{bucket_rows}|{kernel}|{device}|{int(host_tensors)}"
+        f"{bucket_rows}|{kernel}|{device}|{int(host_tensors)}|{int(deterministic)}"
     )
 
 
@@ -48,7 +54,7 @@ def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, s
 def decode(text):
     """Raises InvalidArgument where the pattern or the window make no sense."""
     (pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
-     backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors) = text.split("|")  # fmt: skip
+     backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic) = text.split("|")  # fmt: skip
     window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
     return Spec(
         text=text,
@@ -70,4 +76,5 @@ def decode(text):
         kernel=kernel,
         device=device,
         host_tensors=host_tensors == "1",
+        deterministic=deterministic == "1",
     )
