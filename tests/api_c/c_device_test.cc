@@ -321,6 +321,40 @@ TEST(CDevice, ErrorsOfAttentions) {
   ringspan_comm_destroy(comm);
 }
 
+// What asks for a library's kernels, and what of it the plan tells.
+TEST(CDevice, NondeterministicAsksForALibrary) {
+  ringspan_comm* world[1] = {nullptr};
+  ASSERT_EQ(ringspan_comm_create_threads(1, world), RINGSPAN_OK);
+  ringspan_problem problem = make_problem(1);
+  problem.dtype = RINGSPAN_BFLOAT16;
+  problem.sinks = 0;
+  const auto plan_text = [&](int nondeterministic, const char* kernel) -> std::string {
+    ringspan_execute_options execute = on(kDevice);
+    execute.nondeterministic = nondeterministic;
+    auto options = make_struct<ringspan_options>();
+    options.attend_kernel = kernel;
+    options.attend_backward_kernel = kernel;
+    ringspan_attention* attention = nullptr;
+    if (ringspan_attention_create(&problem, &options, world[0], &execute, &attention) != RINGSPAN_OK)
+      return ringspan_last_error();
+    ringspan_plan* plan = nullptr;
+    EXPECT_EQ(ringspan_attention_plan(attention, &plan), RINGSPAN_OK);
+    const char* json = nullptr;
+    EXPECT_EQ(ringspan_plan_json(plan, &json), RINGSPAN_OK);
+    std::string text = json;
+    ringspan_plan_destroy(plan);
+    ringspan_attention_destroy(attention);
+    return text;
+  };
+  EXPECT_NE(plan_text(0, nullptr).find("deterministic is true"), std::string::npos);
+  EXPECT_NE(plan_text(1, nullptr).find("attend_backward_cudnn_emulated"), std::string::npos);
+  EXPECT_NE(plan_text(0, "cudnn").find("attend_backward_cudnn_emulated"), std::string::npos);
+  EXPECT_NE(plan_text(1, "own").find("attend_backward_kernel is 'own'"), std::string::npos);
+  problem.softcap = 5;
+  EXPECT_NE(plan_text(0, "cudnn").find("'cudnn' cannot compute this: it has no softcap"), std::string::npos);
+  ringspan_comm_destroy(world[0]);
+}
+
 TEST(CDevice, ErrorsOfStreamedTensors) {
   ringspan_problem problem = make_problem(1);
   ringspan_options options = stream_pieces(7);
