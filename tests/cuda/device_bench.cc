@@ -1,7 +1,7 @@
 // Times attention on a device through the public API, checks nothing, and prints one JSON object per line:
 //     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT [KERNEL]]
 // Ranks are threads; TRANSPORT is what moves their messages: host (through pinned memory, the default), peer (copies from
-// device to device) or nccl (every rank a GPU of its own); or stream: one rank whose tensors lie on the host. KERNEL names the
+// device to device) or nccl (every rank a GPU of its own); or stream: ranks whose tensors lie on their hosts. KERNEL names the
 // tile kernel of both passes: own (the default), mma, wgmma, or cudnn, with deterministic = false. Seconds are the
 // median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end. TFLOP/s count 4 n m
 // h d per visible pair forward and 10 backward.

@@ -114,6 +114,37 @@ TEST(DeviceMemory, ForecastIsWhatIsAllocated) {
 }
 
 // A plan for the device, one for the CPU that is taken over, and the steps of both are the same.
+// Tensors on the host are the caller's: what is allocated besides them is booked, on the device and as pinned memory for
+// messages.
+TEST(DeviceMemory, ForecastOfTensorsOnTheHost) {
+  for (const int ranks : {1, 3}) {
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      Case test = make_case("causal", ranks == 1 ? Strategy::local : Strategy::exchange, ranks);
+      test.problem.dtype = dtype;
+      test.problem.sinks = true;
+      test.problem.sharding_q = test.problem.sharding_k = Sharding::parse("zigzag");
+      test.options.device = DeviceKind::cuda;
+      test.options.host_tensors = true;
+      test.options.keep_o_float32 = false;
+      test.options.bucket_rows = 8;
+      SCOPED_TRACE(to_string(test));
+      run_counted(test, Whole(test), [&](const Plan& plan, const cuda::EmulatedCapture& counters) {
+        for (const Pass pass : {Pass::forward, Pass::backward}) {
+          EXPECT_EQ(counters.device.most, plan.memory_bytes(pass) - booked(plan, pass, [](const MemoryLine& l) {
+                                            return l.in_arena;
+                                          }) + plan.arena_bytes());
+          const std::int64_t callers = booked(plan, pass, [](const MemoryLine& l) { return l.pinned && !l.beside_arena; });
+          EXPECT_GT(callers, 0);
+          EXPECT_EQ(counters.host.most, plan.pinned_bytes(pass) - callers);
+        }
+        const std::int64_t messages =
+            booked(plan, Pass::forward, [](const MemoryLine& l) { return l.component == "pinned messages"; });
+        EXPECT_EQ(messages > 0, ranks > 1);
+      });
+    }
+  }
+}
+
 TEST(DeviceMemory, PlansForTheCpuAreBookedAnew) {
   const Case test = make_case("causal", Strategy::ring, 2);
   PlanOptions options = test.options;
