@@ -125,11 +125,12 @@ std::string emulated_refusal(const FusedShape& s) {
   if (s.has_low && s.queries > s.keys) {
     return fmt::format("a band with a lower bound needs no more queries ({}) than keys ({})", s.queries, s.keys);
   }
+  if (s.backward && s.queries == 1 && s.keys == 1) return "a backward pass of one query and one key";
   return {};
 }
 
 std::int64_t emulated_workspace_bytes(const FusedShape& s) {
-  if (!s.backward) return 256;
+  if (!s.backward) return s.queries > 1 ? 256 : 0;
   return s.batch * s.kv_heads * s.keys * (s.head_dim + s.head_dim_v) * std::int64_t{4};
 }
 
