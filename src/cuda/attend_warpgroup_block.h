@@ -151,12 +151,12 @@ class AttendWarpgroupBlock {
   RINGSPAN_DEVICE void take_in_tile(const Task& task, const Walk& walk, int tile) {
     arrive();
     if (!walk.is_full(tile - 1)) exclude_values(task, walk, tile - 1);
-    begin_tile(walk, tile);
     m_.fence_registers(scores_, state_.acc, weights_);
     product_rows<P>(m_, scores_, m_.shared_address(q_tile()), m_.shared_address(k_tile(tile)));
     m_.commit_products();
     product_weights<P>(m_, state_.acc, weights_, m_.shared_address(v_tile(tile - 1)));
     m_.commit_products();
+    begin_tile(walk, tile);
     m_.template wait_products<1>(scores_);
     weigh(task, walk, tile);
     m_.template wait_products<0>(state_.acc, weights_);
@@ -172,13 +172,18 @@ class AttendWarpgroupBlock {
     m_.template wait_products<0>(state_.acc, weights_);
   }
 
-  // Scores become probabilities against the new maximum; shrink_ is what earlier sums have to be multiplied by.
+  // Scores become probabilities against the new maximum; shrink_ is what earlier sums have to be multiplied by. All of it in
+  // both branches: what stands behind them, ptxas moves behind the wait for the product before, which is to run meanwhile.
   RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
     if (walk.is_full(tile)) {
       m_.each([&](int thread) { scale_thread<false>(task, walk.begin + walk.first(tile), thread); });
+      weigh_scores();
     } else {
       m_.each([&](int thread) { scale_thread<true>(task, walk.begin + walk.first(tile), thread); });
+      weigh_scores();
     }
+  }
+  RINGSPAN_DEVICE void weigh_scores() {
     m_.quad_max(tile_max_);
     m_.each([&](int thread) {
       RINGSPAN_UNROLL

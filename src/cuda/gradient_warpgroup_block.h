@@ -263,14 +263,16 @@ class GradientWarpgroupBlock {
     });
   }
 
-  // Returns whether the tile has queries with lse = -inf.
+  // Returns whether the tile has queries with lse = -inf; rows beyond the block's own do not count, they are never stored.
   RINGSPAN_DEVICE bool arrive(int tile) {
     m_.template wait_copies<0>();
     m_.fence_async();
     m_.each([&](int thread) {
       bool without = false;
       if constexpr (kOwnsQueries) {
-        without = row_lse_[thread][0] == kMinusInfinity || row_lse_[thread][1] == kMinusInfinity;
+        const Lane lane = lane_of(M::hidden(thread));
+        without = (lane.row < rows_ && row_lse_[thread][0] == kMinusInfinity) ||
+                  (lane.row + 8 < rows_ && row_lse_[thread][1] == kMinusInfinity);
       } else {
         without = thread < P::kCols && column_lse(tile)[thread] == kMinusInfinity;  // which this thread has written
       }
@@ -297,9 +299,9 @@ class GradientWarpgroupBlock {
   // Tiles return whether their pairs had to be looked at one by one.
   RINGSPAN_DEVICE bool take_in_scores(const Task& task, const Walk& walk, int tile) {
     const bool checked = arrive(tile) || !walk.is_full(tile);
-    begin_tile(task, walk, tile);
     m_.fence_registers(p_, ds_);
     begin_scores(tile);
+    begin_tile(task, walk, tile);
     m_.template wait_products<0>(p_, ds_);
     weigh(task, walk, tile, checked);
     pack();
@@ -309,10 +311,10 @@ class GradientWarpgroupBlock {
   RINGSPAN_DEVICE bool take_in_tile(const Task& task, const Walk& walk, int tile, bool checked_before) {
     const bool checked = arrive(tile) || !walk.is_full(tile);
     if (checked_before) exclude(task, walk, tile - 1);
-    begin_tile(task, walk, tile);
     fence_all();
     begin_scores(tile);
     begin_sums(tile - 1);
+    begin_tile(task, walk, tile);
     m_.template wait_products<1>(p_, ds_);
     weigh(task, walk, tile, checked);
     wait_for_sums();
