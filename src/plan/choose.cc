@@ -20,13 +20,15 @@ constexpr std::int64_t kAutoBuckets = 32;      // a chunk travels in about this 
 constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, twice as many of 16 bits, unless measured
 constexpr std::int64_t kSmallestBucketRows = 16;
 constexpr std::int64_t kAutoPieceRows = 16'384;  // from the host: more than hide their copies, see docs/cuda.md ...
-constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this
+constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this, over the root of the ranks
 
 void resolve_bucket(Setting& setting) {
   const std::int64_t rows = std::max(setting.largest_chunk(), std::int64_t{1});
   const std::int64_t asked = setting.options.bucket_rows;
   if (setting.options.host_tensors && asked == PlanOptions::kBucketAuto) {
-    setting.bucket_rows = std::min(rows, std::max(kAutoPieceRows, (rows + kAutoPieces - 1) / kAutoPieces));
+    std::int64_t root = 1;  // steps are pieces times pieces times ranks
+    while (root * root < setting.ranks()) ++root;
+    setting.bucket_rows = std::min(rows, std::max(kAutoPieceRows, (rows * root + kAutoPieces - 1) / kAutoPieces));
     return;
   }
   if (!setting.has_buckets() || asked != PlanOptions::kBucketAuto) {

@@ -146,6 +146,16 @@ TEST(FromHost, MemoryDoesNotGrowWithTheTokens) {
   EXPECT_EQ(bytes[0], bytes[1]);
 }
 
+// However many ranks and tokens: the pieces that are chosen make few enough stages.
+TEST(FromHost, ThereIsAPieceForAnySize) {
+  for (const auto& [ranks, tokens] : {std::pair{1, 1 << 26}, std::pair{4, 1 << 24}, std::pair{64, 1 << 28}}) {
+    Problem p = make_problem(ranks, "contiguous", "window:1023,0", tokens);
+    const Plan plan = make_plan(p, make_options(PlanOptions::kBucketAuto), ranks / 2);
+    EXPECT_GE(plan.bucket_rows(), 16'384) << ranks << " ranks";
+    EXPECT_LT(plan.data().backward.stages.size(), 1 << 16);
+  }
+}
+
 TEST(FromHost, OtherStrategiesAreRefused) {
   for (const Strategy strategy : {Strategy::local, Strategy::all_gather, Strategy::ring, Strategy::pass_q, Strategy::ulysses}) {
     PlanOptions options = make_options(7);
