@@ -10,6 +10,7 @@
 #include "cuda/emulated_capture.h"
 #include "cuda/gpu_device.h"
 #include "exec/executor.h"
+#include "oracle/random_problem.h"
 #include "ringspan/error.h"
 
 namespace ringspan::testing {
@@ -125,6 +126,42 @@ TEST_F(Fused, TypesGroupsAndSingleRows) {
   Case empty = make_case("full", 1);
   empty.problem.tokens_q = 5, empty.problem.tokens_k = 0;
   EXPECT_EQ(judge_on_device(empty), "");
+}
+
+// The random problems of `ringspan verify`, without what cuDNN has not: patterns, lengths, documents, batches and groups are
+// theirs.
+TEST_F(Fused, RandomProblems) {
+  const char* wanted = std::getenv("RINGSPAN_TEST_FUSED_CASES");
+  const int cases = wanted != nullptr ? std::atoi(wanted) : 40;
+  int run = 0, forward = 0, backward = 0;
+  for (std::uint64_t index = 0; run < cases; ++index) {
+    const oracle::RandomCase drawn = oracle::draw_case(21, index);
+    Case test;
+    Problem& p = test.problem = drawn.problem;
+    p.ranks = 1;
+    p.sharding_q = p.sharding_k = Sharding{};
+    p.replicated_q = p.alibi = p.sinks = false;
+    p.softcap = p.dropout = 0.0F;
+    p.dtype = index % 2 == 0 ? DType::bfloat16 : DType::float16;
+    p.head_dim = (p.head_dim + 7) / 8 * 8;
+    p.head_dim_v = (p.head_dim_v + 7) / 8 * 8;
+    if (oracle::work_of(p) > 3'000'000 || std::max(p.head_dim, p.head_dim_v) > 128) continue;
+    test.options.keep_o_float32 = drawn.options.keep_o_float32;
+    test.gain = drawn.gain;
+    test.seed = drawn.data_seed;
+    test.execute.device = test_device();
+    test.execute.deterministic = false;
+    const Chosen chosen = chosen_for(test);
+    const bool takes_forward = chosen.forward.reason.empty(), takes_backward = chosen.backward.reason.empty();
+    if (!takes_forward && !takes_backward) continue;  // nothing of it is fused
+    ++run;
+    forward += takes_forward ? 1 : 0;
+    backward += takes_backward ? 1 : 0;
+    SCOPED_TRACE("case " + std::to_string(index) + " of seed 21");
+    expect_right(test, takes_forward, takes_backward);
+  }
+  EXPECT_GE(forward, cases / 2);
+  EXPECT_GE(backward, cases / 2);
 }
 
 TEST_F(Fused, SameBitsRunAfterRunOnOneDevice) {
