@@ -9,7 +9,7 @@
 // in shared memory and reaches the rows that see it one by one: 0 x NaN must not.
 //
 // Contract: kernels/attend.h, without softcap, ALiBi and dropout (tile_policy.h). Cost per tile: 4 kRows kCols kDim operations;
-// k and v are read once per block. Rows whose begins are not multiples of 16 bytes are copied element by element: slow, with
+// k and v are read once per block. Rows that do not begin and end at multiples of 16 bytes are copied element by element: slow, with
 // the same bits.
 #pragma once
 
@@ -43,14 +43,13 @@ class AttendWarpgroupBlock {
     const std::int64_t rows_left = head_task.q_count - first_row_;
     rows_ = rows_left < P::kRows ? static_cast<int>(rows_left) : P::kRows;
     state_.load(m_, head_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
-    const void* loaded = nullptr;
-    for (std::int64_t index = 0; index < group.task_count; ++index) {
-      const Task& task = arguments_.tasks[group.first_task + index];
-      take_in(task, task.q.data != loaded);
-      loaded = task.q.data;
+    bool first = true;
+    const Task* const end = &head_task + group.task_count;
+    for (const Task* task = &head_task; task != end; ++task) {
+      take_in(*task, first || task->q.data != task[-1].q.data);
+      first = false;
     }
-    note_seen_rows(group);
-    state_.store(m_, head_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
+    store(M::hidden(static_cast<int>(block)));
   }
 
  private:
@@ -104,7 +103,13 @@ class AttendWarpgroupBlock {
     add_last_values(task, walk);
   }
 
-  // At the end, rather than with each task: the answers would be in registers all the time.
+  // Finds its work once more, and which rows have seen a key: in registers all the time these would be in the way.
+  RINGSPAN_DEVICE void store(std::int64_t block) {
+    const Group& group = arguments_.groups[find_work(arguments_, block).group];
+    note_seen_rows(group);
+    state_.store(m_, arguments_.tasks[group.first_task], batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
+  }
+
   RINGSPAN_DEVICE void note_seen_rows(const Group& group) {
     m_.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));

@@ -54,9 +54,12 @@ class HopperMachine : public CudaMachine<kBlockThreads> {
 
   static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
 
-  __device__ __forceinline__ void copy_async(int, void* to, const void* from, int bytes) {
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)), "l"(from), "r"(bytes)
-                 : "memory");
+  __device__ __forceinline__ void copy_async(int, void* to, const void* from, bool valid) {
+    asm volatile(
+        "{\n.reg .pred ignore;\nsetp.eq.b32 ignore, %2, 0;\n"
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n}\n" ::"r"(shared_address(to)),
+        "l"(from), "r"(static_cast<int>(valid))
+        : "memory");
   }
   __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
   template <int kPending>

@@ -91,13 +91,13 @@ class EmulatedHopperMachine {
   static int uniform(int value) { return value; }
   static int hidden(int value) { return value; }
 
-  void copy_async(int, void* to, const void* from, int bytes) {
-    require(bytes >= 0 && bytes <= 16 && reinterpret_cast<std::uintptr_t>(from) % 16 == 0, "cp.async takes 16 aligned bytes");
+  void copy_async(int, void* to, const void* from, bool valid) {
+    require(reinterpret_cast<std::uintptr_t>(from) % 16 == 0, "cp.async takes 16 aligned bytes");
     Chunk16& chunk = begin_write(to);
     chunk.copying = true;
     std::memset(to, 0xff, 16);
     Copy copy{to, {}};
-    std::memcpy(copy.data, from, static_cast<std::size_t>(bytes));
+    if (valid) std::memcpy(copy.data, from, 16);
     copies_.back().push_back(copy);
   }
   void commit_copies() { copies_.emplace_back(); }

@@ -19,7 +19,7 @@ struct StateRows {
     const auto l_rows = view_of<const float>(task.l, batch, head);
     const auto acc_rows = view_of<const float>(task.acc, batch, head);
     m.each([&](int thread) {
-      const Lane lane = lane_of(thread);
+      const Lane lane = lane_of(M::hidden(thread));
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;

@@ -10,46 +10,42 @@
 namespace ringspan::cuda {
 
 // kRows rows from `first` on, `valid` of them with `width` elements, zeros elsewhere: by asynchronous copies of 16 bytes where
-// rows begin at multiples of 16 bytes, element by element elsewhere. No barrier; in the open group of copies.
+// rows begin and end at multiples of 16 bytes, element by element elsewhere. No barrier; in the open group of copies.
 template <int kRows, int kDim, typename Element, typename M>
 RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element> rows, std::int64_t first, int valid,
                                int width) {
   constexpr int kChunks = kDim / 8;
   static_assert(kRows * kChunks % M::kThreads == 0);
-  constexpr int kPasses = kRows * kChunks / M::kThreads;
-  // Row and chunk of a pass, and how many elements of it there are: f(to, from, count).
-  const auto with_pass = [&](int thread, int pass, auto&& f) {
-    const int row = pass * (M::kThreads / kChunks) + thread / kChunks;
+  constexpr int kPassRows = M::kThreads / kChunks;  // a thread has the same chunk of every kPassRows-th row
+  constexpr int kPasses = kRows / kPassRows;
+  static_assert(kPassRows % 8 == 0, "so that a thread's chunks lie at the same place of the swizzle");
+  const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0 && width % 8 == 0;
+  m.each([&](int number) {
+    const int thread = M::hidden(number);
+    const int row = thread / kChunks;
     const int chunk = thread % kChunks;
-    const int left = row < valid ? width - chunk * 8 : 0;
+    const int left = width - chunk * 8;  // elements from this chunk on
     const int count = left < 0 ? 0 : left > 8 ? 8 : left;
-    f(tile + chunk_offset<kRows>(row, chunk), count > 0 ? rows.row(first + row) + chunk * 8 : rows.data, count);
-  };
-  if (reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0) {
-    m.each([&](int number) {
-      const int thread = M::hidden(number);
+    unsigned char* to = tile + chunk_offset<kRows>(row, chunk);
+    const Element* from = rows.row(first + row) + chunk * 8;  // of a row that is not valid it is not looked at
+    if (aligned) {
+      const int some = count > 0 ? valid : 0;
       RINGSPAN_UNROLL
-      for (int pass = 0; pass < kPasses; ++pass) {
-        with_pass(thread, pass,
-                  [&](unsigned char* to, const Element* from, int count) { m.copy_async(thread, to, from, count * 2); });
+      for (int pass = 0; pass < kPasses; ++pass, from += rows.stride * kPassRows) {
+        m.copy_async(number, to + pass * kPassRows * kPanelRowBytes, from, row + pass * kPassRows < some);
       }
-    });
-  } else {
-    m.each([&](int number) {
-      const int thread = M::hidden(number);
+    } else {
       RINGSPAN_NO_UNROLL
-      for (int pass = 0; pass < kPasses; ++pass) {
-        with_pass(thread, pass, [&](unsigned char* to, const Element* from, int count) {
-          Chunk value{};
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 8; ++e) {
-            if (e < count) value.words[e / 2] |= bits_of(from[e]) << (e % 2 * 16);
-          }
-          m.store_shared(thread, to, value);
-        });
+      for (int pass = 0; pass < kPasses; ++pass, from += rows.stride * kPassRows) {
+        Chunk value{};
+        RINGSPAN_UNROLL
+        for (int e = 0; e < 8; ++e) {
+          if (e < count && row + pass * kPassRows < valid) value.words[e / 2] |= bits_of(from[e]) << (e % 2 * 16);
+        }
+        m.store_shared(number, to + pass * kPassRows * kPanelRowBytes, value);
       }
-    });
-  }
+    }
+  });
 }
 
 template <typename P, typename M>
