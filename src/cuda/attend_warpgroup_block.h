@@ -9,8 +9,8 @@
 // in shared memory and reaches the rows that see it one by one: 0 x NaN must not.
 //
 // Contract: kernels/attend.h, without softcap, ALiBi and dropout (tile_policy.h). Cost per tile: 4 kRows kCols kDim operations;
-// k and v are read once per block. Rows that do not begin and end at multiples of 16 bytes are copied element by element: slow, with
-// the same bits.
+// k and v are read once per block. Rows that do not begin and end at multiples of 16 bytes are copied element by element: slow,
+// with the same bits.
 #pragma once
 
 #include "cuda/block_parts.h"
