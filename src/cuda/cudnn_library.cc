@@ -15,7 +15,8 @@ CudnnLibrary find() {
   library.handle = dlopen(library.file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library.handle == nullptr) {
     const char* const reason = dlerror();
-    library.error = fmt::format("{} was not found ({})", library.file, reason != nullptr ? reason : "no reason given");
+    library.error =
+        fmt::format("cannot load {}; RINGSPAN_CUDNN_LIBRARY can name another file", reason != nullptr ? reason : library.file);
     return library;
   }
   using Version = std::size_t (*)();

@@ -106,6 +106,21 @@ TEST(Fuse, WhatTakesOneCallPerRow) {
   EXPECT_EQ(refusal_of("block:0-20,0-30;20-64,5-64"), "");
 }
 
+// What a plan cannot know yet, it says.
+TEST(Fuse, APlanLeavesTheLibraryToTheAttention) {
+  Problem problem;
+  problem.tokens_q = problem.tokens_k = 64;
+  problem.dtype = DType::bfloat16;
+  PlanOptions options;
+  options.device = DeviceKind::cuda;
+  EXPECT_EQ(make_plan(problem, options, 0).kernel(Pass::forward).reason, "");
+  options.attend_kernel = "cudnn";
+  const Plan plan = make_plan(problem, options, 0);
+  EXPECT_THAT(plan.kernel(Pass::forward).reason, HasSubstr("asked when an attention is made"));
+  EXPECT_EQ(plan.kernel(Pass::backward).reason, "");
+  EXPECT_THAT(plan.to_string(), HasSubstr("asked when an attention is made"));
+}
+
 TEST(Fuse, EveryRefusalIsSaid) {
   const auto with = [](auto change) { return refusal_of("causal", Pass::forward, change); };
   EXPECT_THAT(with([](Problem& p, PlanOptions&) { p.dtype = DType::float32; }), HasSubstr("16-bit"));

@@ -48,7 +48,10 @@ KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, P
   if (options.device != DeviceKind::cpu) {
     const std::string& named = pass == Pass::forward ? options.attend_kernel : options.attend_backward_kernel;
     const std::string kernel = named == "mma" || named == "wgmma" ? named : "cuda";
-    return {(pass == Pass::forward ? "attend_" : "attend_backward_") + kernel, {}, {}, {}};
+    KernelChoice choice{(pass == Pass::forward ? "attend_" : "attend_backward_") + kernel, {}, {}, {}};
+    if (named == "cudnn")
+      choice.reason = "cudnn is asked when an attention is made on the device; until then our own kernels are planned";
+    return choice;
   }
   const Selected selected = select(problem, options, pass);
   const kernels::TileSize tile = kernels::tile_of(selected.kernel, selected.shape);
