@@ -1,8 +1,8 @@
 #include "plan/route.h"
 
 #include <algorithm>
+#include <deque>
 #include <limits>
-#include <optional>
 #include <utility>
 
 #include "base/check.h"
@@ -17,28 +17,39 @@ const std::vector<Box> kNothing;
 class Readers {
  public:
   Readers(const Problem& problem, std::span<const Shard> shards_q, const Shard& owned, int owner)
-      : problem_(problem), shards_q_(shards_q), keys_{owned.pieces}, owner_(owner), reads_(shards_q.size()) {
+      : problem_(problem), shards_q_(shards_q), keys_{owned.pieces}, owner_(owner), list_of_(shards_q.size(), -1) {
     for (const Progression& piece : keys_.pieces) rows_ += piece.count * problem.batch * problem.kv_heads;
   }
 
   const std::vector<Box>& at(int distance) {
-    std::optional<std::vector<Box>>& reads = reads_[static_cast<std::size_t>(distance)];
-    if (!reads) {
+    std::int32_t& list = list_of_[static_cast<std::size_t>(distance)];
+    if (list < 0) {
       const std::size_t reader = (static_cast<std::size_t>(owner_) + static_cast<std::size_t>(distance)) % shards_q_.size();
-      reads = keys_read(problem_, {shards_q_[reader].pieces}, {0, problem_.heads}, keys_).boxes;
+      list = keep(keys_read(problem_, {shards_q_[reader].pieces}, {0, problem_.heads}, keys_).boxes);
     }
-    return *reads;
+    return lists_[static_cast<std::size_t>(list)];
   }
   const std::vector<Progression>& pieces() const { return keys_.pieces; }
   std::int64_t rows() const { return rows_; }
 
  private:
+  // Neighbours often read the same: there are far fewer lists than readers.
+  std::int32_t keep(std::vector<Box> boxes) {
+    const std::size_t recent = lists_.size() < 2 ? 0 : lists_.size() - 2;
+    for (std::size_t i = recent; i < lists_.size(); ++i) {
+      if (lists_[i] == boxes) return static_cast<std::int32_t>(i);
+    }
+    lists_.push_back(std::move(boxes));
+    return static_cast<std::int32_t>(lists_.size() - 1);
+  }
+
   const Problem& problem_;
   std::span<const Shard> shards_q_;
   Rows keys_;
   int owner_;
   std::int64_t rows_ = 0;
-  std::vector<std::optional<std::vector<Box>>> reads_;  // by distance upwards
+  std::vector<std::int32_t> list_of_;   // by distance upwards; -1: not evaluated
+  std::deque<std::vector<Box>> lists_;  // references to them stay valid
 };
 
 // The union of what readers read, piece by piece of the owner's shard.
