@@ -197,12 +197,13 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
 // slack counts float32 roundings: of exp and the like, of a sum of n terms (sqrt(n)), of the score in both passes.
 template <typename Policy>
 void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<const Visible> visible) {
-  double k_two = 0, v_max = 0, v_sum = 0, squares = 0, terms = 0;
+  double k_two = 0, v_max = 0, v_sum = 0, v_squares = 0, squares = 0, terms = 0;
   for (std::size_t s = 0; s < states.size(); ++s) {
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       k_two = std::max(k_two, block.k_norms[visible[s].keys[x]].two);
       v_max = std::max(v_max, block.v_norms[visible[s].keys[x]].max);
       v_sum += 1 + block.v_norms[visible[s].keys[x]].max;
+      v_squares += block.v_norms[visible[s].keys[x]].max * block.v_norms[visible[s].keys[x]].max;
       const double p = static_cast<double>(states[s].weight) * static_cast<double>(states[s].dropped_p[x]);
       squares += p * p;
     }
@@ -212,7 +213,8 @@ void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<con
   slack = 4.0 + std::sqrt(terms) + 4.0 * score;
   const double spread = static_cast<double>(output_scale_) * v_max * std::sqrt(squares);
   o_error_ = kFloat32 * slack * (spread + norms_of(o.data(), problem_.head_dim_v).max);
-  o_floor = 2.0 * unit_roundoff(problem_.dtype) * spread + o_error_ + smallest_step(problem_.dtype) + kSmallestNormal * v_sum;
+  o_floor = 2.0 * unit_roundoff(problem_.dtype) * spread + o_error_ +
+            smallest_step(problem_.dtype) * (1 + std::sqrt(v_squares)) + kSmallestNormal * v_sum;
   lse_floor = kFloat32 * (slack + (std::isinf(lse) ? 0.0 : std::abs(static_cast<double>(lse))));
 }
 
@@ -220,7 +222,7 @@ void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<con
 // made from an o that sums rounded p, and so has an error of its own even where o is kept in float32.
 template <typename Policy>
 void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<const Visible> visible) {
-  double k_max = 0, k_sum = 0, rounded = 0, sizes = 0, through_delta = 0;
+  double k_max = 0, k_sum = 0, k_squares = 0, rounded = 0, sizes = 0, through_delta = 0;
   for (std::size_t s = 0; s < states.size(); ++s) {
     State& state = states[s];
     const double product = state.d_out_norms.two * norms_of(state.o.data(), problem_.head_dim_v).two;
@@ -230,6 +232,7 @@ void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<c
       const std::size_t key = visible[s].keys[x];
       k_max = std::max(k_max, block.k_norms[key].max);
       k_sum += 1 + block.k_norms[key].max;
+      k_squares += block.k_norms[key].max * block.k_norms[key].max;
       rounded += state.ds_size[x] * state.ds_size[x];
       const double size = pair_size(block, s, x, key);
       sizes += size * size;
@@ -243,7 +246,8 @@ void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<c
   }
   dq_floor =
       k_max * (2.0 * unit_roundoff(problem_.dtype) * std::sqrt(rounded) + kFloat32 * slack * std::sqrt(sizes) + through_delta) +
-      kFloat32 * slack * norms_of(dq.data(), problem_.head_dim).max + smallest_step(problem_.dtype) + kSmallestNormal * k_sum;
+      kFloat32 * slack * norms_of(dq.data(), problem_.head_dim).max +
+      smallest_step(problem_.dtype) * (1 + std::sqrt(k_squares)) + kSmallestNormal * k_sum;
 }
 
 // Bound of |ds| of a pair before cancellation, with |do| |v| in place of do . v.

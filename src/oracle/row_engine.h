@@ -135,8 +135,10 @@ struct ColumnBound {
   double terms = 0;
   double most_slack = 0;
   double factors = 0;  // what the coefficients of the contributions are multiplied with
+  double factor_squares = 0;
   void add(double contribution, double bound, double row_slack, double factor) {
     factors += 1 + factor;
+    factor_squares += factor * factor;
     rounded += contribution * contribution;
     slack += bound * row_slack * bound * row_slack;
     terms += 1;
@@ -144,8 +146,8 @@ struct ColumnBound {
   }
   double floor(DType dtype, double largest_result) const {
     const double sum = std::sqrt(terms) * std::sqrt(rounded) + (std::sqrt(terms) + most_slack) * largest_result;
-    return 2.0 * unit_roundoff(dtype) * std::sqrt(rounded) + 0x1p-24 * (std::sqrt(slack) + sum) + smallest_step(dtype) +
-           kSmallestNormal * factors;
+    return 2.0 * unit_roundoff(dtype) * std::sqrt(rounded) + 0x1p-24 * (std::sqrt(slack) + sum) +
+           smallest_step(dtype) * (1 + std::sqrt(factor_squares)) + kSmallestNormal * factors;
   }
 };
 
