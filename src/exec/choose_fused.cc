@@ -5,18 +5,16 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "exec/resolve.h"
 #include "plan/fuse.h"
+#include "plan/kernel_choice.h"
 #include "ringspan/error.h"
 
 namespace ringspan::internal {
 namespace {
-
-constexpr std::string_view kOwn = "own";
 
 // Dense tensors at an address that is as aligned as memory of a device; nothing is there.
 Bindings stand_ins(const PlanData& data) {
@@ -63,7 +61,7 @@ class Chooser {
     KernelChoice& choice = forward ? data_.attend : data_.attend_backward;
     const bool before = is_fused(program(pass));  // the plan of another attention
     std::string refusal;
-    if (name == kOwn || name == "mma" || name == "wgmma") {
+    if (is_own_kernel(name)) {
       refusal = fmt::format("{} is '{}'", option, name);
     } else if (name.empty() && deterministic_) {
       refusal = "deterministic is true, so that every kernel is our own";

@@ -4,6 +4,7 @@
 
 #include <utility>
 
+#include "plan/kernel_choice.h"
 #include "plan/strategy.h"
 
 namespace ringspan::internal {
@@ -56,7 +57,7 @@ std::string unsupported_reason(const Problem& problem, const PlanOptions& option
   if (options.device != DeviceKind::cpu) {
     for (const auto& [name, kernel] : {std::pair{"attend_kernel", &options.attend_kernel},
                                        std::pair{"attend_backward_kernel", &options.attend_backward_kernel}}) {
-      if (kernel->empty() || *kernel == "own" || *kernel == "mma" || *kernel == "wgmma" || *kernel == "cudnn") continue;
+      if (kernel->empty() || is_own_kernel(*kernel) || is_fused_kernel(*kernel)) continue;
       return fmt::format(
           "{} ('{}') names a kernel of the CPU, but this rank computes on {}, whose kernels are 'own', 'mma', 'wgmma' and "
           "'cudnn'",

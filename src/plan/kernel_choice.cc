@@ -47,9 +47,9 @@ Selected select(const Problem& problem, const PlanOptions& options, Pass pass) {
 KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, Pass pass) {
   if (options.device != DeviceKind::cpu) {
     const std::string& named = pass == Pass::forward ? options.attend_kernel : options.attend_backward_kernel;
-    const std::string kernel = named == "mma" || named == "wgmma" ? named : "cuda";
+    const std::string kernel = is_own_kernel(named) && named != "own" ? named : "cuda";
     KernelChoice choice{(pass == Pass::forward ? "attend_" : "attend_backward_") + kernel, {}, {}, {}};
-    if (named == "cudnn")
+    if (is_fused_kernel(named))
       choice.reason = "cudnn is asked when an attention is made on the device; until then our own kernels are planned";
     return choice;
   }

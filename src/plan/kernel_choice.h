@@ -2,14 +2,19 @@
 #pragma once
 
 #include <cstdint>
+#include <string_view>
 
 #include "ringspan/plan.h"
 
 namespace ringspan::internal {
 
+// Names that a kernel may be given on a device (PlanOptions::attend_kernel): of our own, of a library's fused attention.
+inline bool is_own_kernel(std::string_view name) { return name == "own" || name == "mma" || name == "wgmma"; }
+inline bool is_fused_kernel(std::string_view name) { return name == "cudnn"; }
+
 // The kernel that the options name, or the best for the shape, with the tile that they give, or the tuned one, or its own.
-// Throws what select_attend() throws: an unknown name, a shape or a tile that the kernel does not take. On a device there is no
-// choice: its kernels have one name per pass and tiles of their own.
+// Throws what select_attend() throws: an unknown name, a shape or a tile that the kernel does not take. On a device the
+// name that is given, or one per pass, and no tile: a library's fused attention is chosen when the device is there.
 KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, Pass pass);
 
 // What that kernel needs with that tile; nothing on a device.
