@@ -8,14 +8,14 @@
 #include <algorithm>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
-#include "cuda/device_world.h"
 #include "cuda/emulated_capture.h"
 #include "cuda/gpu_device.h"
+#include "cuda/host_stream_world.h"
 #include "exec/executor.h"
-#include "oracle/random_problem.h"
 #include "plan/cost.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
@@ -26,45 +26,6 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr const char* kDevice = "cuda-emulated";
-
-void stream(Case& test, std::int64_t rows) {
-  test.problem.ranks = 1;
-  for (Sharding* sharding : {&test.problem.sharding_q, &test.problem.sharding_k}) {
-    if (!sharding->lists.empty()) *sharding = {};  // those name every rank's rows
-  }
-  test.options.strategy = Strategy::automatic;
-  test.options.computing_ranks = 0;
-  test.options.host_tensors = true;
-  test.options.keep_o_float32 = false;
-  test.options.bucket_rows = rows;
-  test.options.attend_kernel = test.options.attend_backward_kernel = "";
-}
-
-Case make_case(std::string_view pattern, std::int64_t rows, std::int64_t tokens = 61) {
-  Case test;
-  Problem& p = test.problem;
-  p.batch = 2;
-  p.tokens_q = p.tokens_k = tokens;
-  p.heads = 4;
-  p.kv_heads = 2;
-  p.head_dim = 16;
-  p.head_dim_v = 12;
-  p.pattern = Pattern::parse(pattern);
-  if (p.pattern.documents) p.cu_seqlens_q = {0, 7, 7, static_cast<std::int32_t>(tokens / 2), static_cast<std::int32_t>(tokens)};
-  if (p.pattern.documents) p.batch = 1;
-  stream(test, rows);
-  return test;
-}
-
-Outputs stream_on_device(Case test, const Whole& whole) {
-  test.execute.device = test_device();
-  return run(test, whole, device_script(test.execute.device));
-}
-
-std::string judge_streamed(const Case& test) {
-  const Whole whole(test);
-  return judge(test, whole, stream_on_device(test, whole));
-}
 
 TEST(HostStream, EveryPattern) {
   std::int64_t rows = 5;
@@ -90,104 +51,6 @@ TEST(HostStream, EveryDTypeAndOption) {
   }
 }
 
-Case make_ranks(int ranks, const char* sharding, std::string_view pattern, std::int64_t rows, std::int64_t tokens = 61) {
-  Case test = make_case(pattern, rows, tokens);
-  test.problem.ranks = ranks;
-  test.problem.sharding_q = test.problem.sharding_k = Sharding::parse(sharding);
-  return test;
-}
-
-// Each rank's shard on its host: pieces of all ranks pass by, over messages that the host moves or from device to device.
-TEST(HostStreamOfRanks, PatternsAndShardings) {
-  std::int64_t rows = 5;
-  for (const int ranks : {2, 3}) {
-    for (const auto& [sharding, pattern] :
-         std::vector<std::pair<const char*, const char*>>{{"contiguous", "full"},
-                                                          {"zigzag", "causal"},
-                                                          {"striped", "window:5,3"},
-                                                          {"contiguous", "causal & window:7,-1"},
-                                                          {"block_striped:4", "documents & causal"},
-                                                          {"contiguous", "dilated:16x1,32x2,64x4"},
-                                                          {"zigzag", "dilated:16x1,32x4@head_groups & causal"}}) {
-      Case test = make_ranks(ranks, sharding, pattern, rows);
-      EXPECT_EQ(judge_streamed(test), "") << sharding << " " << pattern;
-      rows = rows * 2 % 41;
-    }
-  }
-  Case peers = make_ranks(3, "zigzag", "causal", 6);
-  peers.peer_copies = true;
-  peers.devices.assign(3, test_device());
-  EXPECT_EQ(judge_streamed(peers), "");
-}
-
-TEST(HostStreamOfRanks, OptionsAndDTypes) {
-  for (const DType dtype : {DType::float32, DType::bfloat16}) {
-    Case test = make_ranks(3, "zigzag", "causal", 8);
-    test.problem.dtype = dtype;
-    test.problem.softcap = 15.0F;
-    test.problem.alibi = test.problem.sinks = true;
-    test.problem.dropout = 0.2F;
-    test.dlse = true;
-    EXPECT_EQ(judge_streamed(test), "");
-    test.dlse = false;
-    test.options.backward = false;
-    EXPECT_EQ(judge_streamed(test), "");
-  }
-}
-
-// Ranks without queries, without keys, with fewer pieces than others, with one.
-TEST(HostStreamOfRanks, UnevenAndEmptyShards) {
-  for (const auto& [queries, keys] :
-       {std::pair{5, 40}, std::pair{40, 5}, std::pair{3, 3}, std::pair{0, 13}, std::pair{13, 0}, std::pair{2, 61}}) {
-    for (const std::int64_t rows : {3, 1000}) {
-      Case test = make_ranks(4, "contiguous", "full", rows);
-      test.problem.tokens_q = queries;
-      test.problem.tokens_k = keys;
-      test.problem.sinks = true;
-      EXPECT_EQ(judge_streamed(test), "") << queries << " x " << keys << " in pieces of " << rows;
-    }
-  }
-  Case lengths = make_ranks(3, "zigzag", "causal", 7);
-  lengths.problem.lengths_q = lengths.problem.lengths_k = {61, 20};
-  EXPECT_EQ(judge_streamed(lengths), "");
-}
-
-TEST(HostStreamOfRanks, RandomProblems) {
-  int run = 0;
-  for (std::uint64_t index = 0; run < 10; ++index) {
-    const oracle::RandomCase drawn = oracle::draw_case(22, index);
-    const auto& dilated = drawn.problem.pattern.dilated;
-    if (oracle::work_of(drawn.problem) > 5'000'000 || (dilated && dilated->dialect == Dialect::torchscale)) continue;
-    Case test;
-    test.problem = drawn.problem;
-    test.options = drawn.options;
-    test.dlse = drawn.dlse;
-    test.gain = drawn.gain;
-    test.seed = drawn.data_seed;
-    const int ranks = drawn.problem.ranks;
-    const std::int64_t tokens = std::max<std::int64_t>({drawn.problem.tokens_q, drawn.problem.tokens_k, 7});
-    stream(test, tokens / 11 + 1 + static_cast<std::int64_t>(index % 5));
-    test.problem.ranks = ranks;
-    test.problem.sharding_q = drawn.problem.sharding_q;
-    test.problem.sharding_k = drawn.problem.sharding_k;
-    test.problem.replicated_q = false;
-    EXPECT_EQ(judge_streamed(test), "") << "case " << index << " of seed 22, pieces of " << test.options.bucket_rows;
-    ++run;
-  }
-}
-
-TEST(HostStreamOfRanks, SameBitsHoweverMessagesGo) {
-  Case test = make_ranks(2, "zigzag", "causal", 16, 90);
-  test.problem.dtype = DType::float16;
-  const Whole whole(test);
-  const Outputs first = stream_on_device(test, whole);
-  test.seed = 2;  // of the delays
-  EXPECT_EQ(stream_on_device(test, whole), first);
-  test.peer_copies = true;
-  test.devices.assign(2, test_device());
-  EXPECT_EQ(stream_on_device(test, whole), first);
-}
-
 TEST(HostStream, LengthsAndEmptySides) {
   Case test = make_case("causal", 9);
   test.problem.lengths_q = {61, 30};
@@ -207,18 +70,10 @@ TEST(HostStream, LengthsAndEmptySides) {
 TEST(HostStream, RandomProblems) {
   int run = 0;
   for (std::uint64_t index = 0; run < 12; ++index) {
-    const oracle::RandomCase drawn = oracle::draw_case(21, index);
-    const auto& dilated = drawn.problem.pattern.dilated;
-    if (oracle::work_of(drawn.problem) > 10'000'000 || (dilated && dilated->dialect == Dialect::torchscale)) continue;
-    Case test;
-    test.problem = drawn.problem;
-    test.options = drawn.options;
-    test.dlse = drawn.dlse;
-    test.gain = drawn.gain;
-    test.seed = drawn.data_seed;
-    const std::int64_t tokens = std::max<std::int64_t>({drawn.problem.tokens_q, drawn.problem.tokens_k, 7});
-    stream(test, tokens / 7 + static_cast<std::int64_t>(index % 5));
-    EXPECT_EQ(judge_streamed(test), "") << "case " << index << " of seed 21, pieces of " << test.options.bucket_rows;
+    std::optional<Case> test = draw(21, index, 10'000'000);
+    if (!test) continue;
+    stream(*test, most_tokens(test->problem) / 7 + static_cast<std::int64_t>(index % 5));
+    EXPECT_EQ(judge_streamed(*test), "") << "case " << index << " of seed 21, pieces of " << test->options.bucket_rows;
     ++run;
   }
 }
