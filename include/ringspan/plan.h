@@ -77,7 +77,8 @@ struct PlanOptions {
   bool keep_o_float32 = true;  // for 16-bit training: keep o in float32, delta is computed from it
   int threads = 1;             // of this rank's kernels
   // By name; empty: the best that supports the shape. On a device (docs/cuda.md) "own", one of our own: "mma" or "wgmma"; or
-  // "cudnn", a library's fused attention where one call gives a row's final result; empty: see ExecuteOptions::deterministic.
+  // a library's fused attention where one call gives a row's final result: "cudnn", or what ringspan.torch brings, "flash_attn"
+  // and "flash_attn_3"; empty: see ExecuteOptions::deterministic.
   std::string attend_kernel;
   std::string attend_backward_kernel;
   Tile attend_tile;  // of this rank's kernels, like their names; left open: as tuned, else the kernel's own

@@ -28,5 +28,6 @@ void bind_plan(nanobind::module_& module);
 void bind_transport(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
 void bind_devices(nanobind::module_& module);
+void bind_fused(nanobind::module_& module);
 
 }  // namespace ringspan::python

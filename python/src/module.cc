@@ -49,4 +49,5 @@ NB_MODULE(_core, module) {
   bind_transport(module);
   bind_session(module);
   bind_devices(module);
+  bind_fused(module);
 }

@@ -7,7 +7,9 @@
 
 #include "cuda/cudnn.h"
 #include "cuda/device_launch.h"
+#include "cuda/provided_fused.h"
 #include "cuda/runtime.h"
+#include "plan/kernel_choice.h"
 #include "ringspan/error.h"
 
 namespace ringspan::cuda {
@@ -171,7 +173,10 @@ class CudaRuntime final : public Runtime {
     order(copy_stream_, copied_, stream_);
   }
 
-  std::unique_ptr<FusedAttention> make_fused() override { return make_cudnn(*this, compute_capability_); }
+  std::unique_ptr<FusedAttention> make_fused(std::string_view library) override {
+    if (internal::is_provided_kernel(library)) return make_provided(library, {false, index_, compute_capability_, stream_});
+    return make_cudnn(*this, compute_capability_);
+  }
 
   void attend(const AttendArguments& arguments, std::int64_t blocks) override {
     const CurrentDevice current(index_);

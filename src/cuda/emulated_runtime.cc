@@ -12,7 +12,9 @@
 #include "cuda/emulated_stream.h"
 #include "cuda/emulation.h"
 #include "cuda/fused.h"
+#include "cuda/provided_fused.h"
 #include "cuda/runtime.h"
+#include "plan/kernel_choice.h"
 #include "ringspan/error.h"
 
 namespace ringspan::cuda {
@@ -271,7 +273,10 @@ class EmulatedRuntime final : public Runtime {
     order_streams(StreamOrder::kCopies, *copies_, StreamOrder::kCompute, *queue_);
   }
 
-  std::unique_ptr<FusedAttention> make_fused() override { return std::make_unique<Fused>(*this); }
+  std::unique_ptr<FusedAttention> make_fused(std::string_view library) override {
+    const bool provided = internal::is_provided_kernel(library);
+    return std::make_unique<Fused>(*this, provided ? make_provided(library, {}) : nullptr);
+  }
 
   void attend(const AttendArguments& arguments, std::int64_t blocks) override {
     enqueue_tasks([this, arguments, blocks](const auto& note) {
@@ -330,10 +335,14 @@ class EmulatedRuntime final : public Runtime {
  private:
   class Fused final : public FusedAttention {
    public:
-    explicit Fused(EmulatedRuntime& runtime) : runtime_(runtime) {}
-    std::string name() const override { return "cudnn_emulated"; }
-    std::string refusal(const FusedShape& shape) override { return emulated_refusal(shape); }
-    std::int64_t workspace_bytes(const FusedShape& shape) override { return emulated_workspace_bytes(shape); }
+    Fused(EmulatedRuntime& runtime, std::unique_ptr<FusedAttention> provided)
+        : runtime_(runtime), provided_(std::move(provided)) {}
+    std::string name() const override { return provided_ ? provided_->name() : "cudnn_emulated"; }
+    std::string refusal(const FusedShape& s) override { return provided_ ? provided_->refusal(s) : emulated_refusal(s); }
+    std::int64_t workspace_bytes(const FusedShape& shape) override {
+      return provided_ ? provided_->workspace_bytes(shape) : emulated_workspace_bytes(shape);
+    }
+    bool takes_own_memory() const override { return provided_ && provided_->takes_own_memory(); }
     void run(const FusedCall& call) override {
       const std::string wrong = refusal(call.shape) + misalignment(call);
       if (!wrong.empty()) throw std::logic_error("a fused call is wrong: " + wrong);
@@ -342,11 +351,16 @@ class EmulatedRuntime final : public Runtime {
         *data = on_device(*data, "an operand of a fused call");
       }
       own.workspace = on_device(own.workspace, "the workspace of a fused call");
+      if (provided_ != nullptr) {  // it enqueues on no stream, but computes
+        runtime_.wait(runtime_.record(), [] {});
+        return provided_->run(own);
+      }
       runtime_.enqueue([own] { emulate_fused(own); }, fused_accesses(own));
     }
 
    private:
     EmulatedRuntime& runtime_;
+    std::unique_ptr<FusedAttention> provided_;
   };
 
   void count(const std::byte* data, std::int64_t bytes, EmulatedCapture::Bytes& counter) {

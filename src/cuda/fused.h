@@ -1,6 +1,7 @@
-// FusedAttention: a library's attention that gives final rows in one call, on a stream of the device. Two of them: cuDNN's
-// (cudnn_fused.cc), and an emulated one (emulated_fused.cc), which computes in float32 on the CPU, checks its arguments as
-// strictly and writes over its workspace, so that all that leads to a call is tested where there is no GPU.
+// FusedAttention: a library's attention that gives final rows in one call, on a stream of the device: cuDNN's (cudnn_fused.cc),
+// what the program brings (provided_fused.h), and an emulated one (emulated_fused.cc), which computes in float32 on the CPU,
+// checks its arguments as strictly as cuDNN and writes over its workspace, so that all that leads to a call is tested where
+// there is no GPU.
 //
 // o = softmax(scale q k^T) v over the keys inside the band, lse = max + log(sum), natural, scale included; all tensors are 16
 // bits but lse. Backward recomputes probabilities from lse and delta from o. Rows that see no key are not allowed.
@@ -53,6 +54,8 @@ class FusedAttention {
   // Why a shape cannot be computed, in words; empty: it can.
   virtual std::string refusal(const FusedShape& shape) = 0;
   virtual std::int64_t workspace_bytes(const FusedShape& shape) = 0;
+  // Besides its workspace, from an allocator that nobody here asks.
+  virtual bool takes_own_memory() const { return false; }
   // Of a shape that is not refused, at addresses that misalignment() accepts.
   virtual void run(const FusedCall& call) = 0;
 };

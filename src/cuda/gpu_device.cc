@@ -134,16 +134,22 @@ void GpuDevice::copy_rows(std::span<const kernels::RowTask> tasks, int width) {
   }
 }
 
+FusedAttention& GpuDevice::fused(std::string_view library) {
+  auto found = fused_.find(library);
+  if (found == fused_.end()) found = fused_.emplace(library, runtime_->make_fused(library)).first;
+  return *found->second;
+}
+
 internal::FusedAnswer GpuDevice::ask_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks,
                                            internal::FusedMode mode) {
-  if (fused_ == nullptr) fused_ = runtime_->make_fused();
-  internal::FusedAnswer answer{fused_->name(), {}, 0};
+  FusedAttention& library = fused(mode.library);
+  internal::FusedAnswer answer{library.name(), {}, 0, library.takes_own_memory()};
   for (const internal::FusedTask& task : tasks) {
     const FusedCall call = fused_call(params, task, mode);
     answer.refusal = misalignment(call);
-    if (answer.refusal.empty()) answer.refusal = fused_->refusal(call.shape);
+    if (answer.refusal.empty()) answer.refusal = library.refusal(call.shape);
     if (!answer.refusal.empty()) return answer;
-    answer.workspace_bytes = std::max(answer.workspace_bytes, fused_->workspace_bytes(call.shape));
+    answer.workspace_bytes = std::max(answer.workspace_bytes, library.workspace_bytes(call.shape));
   }
   return answer;
 }
@@ -153,7 +159,7 @@ void GpuDevice::attend_fused(const kernels::AttendParams& params, std::span<cons
   for (const internal::FusedTask& task : tasks) {
     FusedCall call = fused_call(params, task, mode);
     call.workspace = workspace;
-    fused_->run(call);
+    fused(mode.library).run(call);
   }
 }
 

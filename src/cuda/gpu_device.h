@@ -6,7 +6,10 @@
 // again.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <string>
+#include <string_view>
 #include <vector>
 
 #include "cuda/runtime.h"
@@ -67,6 +70,7 @@ class GpuDevice final : public internal::Device {
   const T* send(std::span<const T> values);
   void for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                  FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
+  FusedAttention& fused(std::string_view library);
   Side make_side() const;
   void release(Side& side) noexcept;
   void release_sides() noexcept;
@@ -79,7 +83,8 @@ class GpuDevice final : public internal::Device {
   bool in_capture_ = false;
   std::int64_t capacity_ = 0;
   std::int64_t used_ = 0;
-  std::unique_ptr<FusedAttention> fused_;  // made when it is first asked; goes before the runtime
+  // By name, made when they are first asked; they go before the runtime.
+  std::map<std::string, std::unique_ptr<FusedAttention>, std::less<>> fused_;
 };
 
 }  // namespace ringspan::cuda

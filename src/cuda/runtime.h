@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <string_view>
 
 #include "base/function_ref.h"
 #include "cuda/arguments.h"
@@ -61,8 +62,8 @@ class Runtime {
   virtual void copy_beside(const BlockCopy& block) = 0;
   virtual void wait_for_copies() = 0;
 
-  // The device's fused attention, on this stream. It does not outlive the runtime.
-  virtual std::unique_ptr<FusedAttention> make_fused() = 0;
+  // A fused attention by its name, on this stream; empty: the device's own. It does not outlive the runtime.
+  virtual std::unique_ptr<FusedAttention> make_fused(std::string_view library) = 0;
 
   virtual void attend(const AttendArguments& arguments, std::int64_t blocks) = 0;
   virtual void gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks) = 0;

@@ -6,6 +6,7 @@
 
 #include "cuda/cudnn.h"
 #include "cuda/gpu_device.h"
+#include "cuda/provided_fused.h"
 #include "cuda/report.h"
 #include "ringspan/device.h"
 #include "ringspan/error.h"
@@ -44,6 +45,7 @@ std::unique_ptr<internal::Device> make_device(std::string_view device, void* str
 std::vector<std::string> device_report() {
   std::vector<std::string> lines = cuda::cuda_report();
   lines.push_back(cuda::cudnn_report());
+  lines.push_back(cuda::provided_report());
   lines.push_back(cuda::nccl_report());
   return lines;
 }

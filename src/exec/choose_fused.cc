@@ -92,6 +92,8 @@ class Chooser {
     if (!answer.refusal.empty()) return answer.refusal;
     set_fused_workspace(&target, answer.workspace_bytes);
     const std::int64_t budget = data_.options.memory_budget;
+    if (budget > 0 && answer.takes_own_memory)
+      return fmt::format("it takes memory that is in no plan, so that nobody can keep it below memory_budget ({})", budget);
     const std::int64_t needed = Plan(std::make_shared<const PlanData>(fused)).memory_bytes(pass);
     if (budget > 0 && needed > budget) {
       return fmt::format("with its workspace of {} bytes the pass needs {}, more than memory_budget ({})",
@@ -145,6 +147,11 @@ kernels::AttendParams attend_params(const PlanData& plan) {
   return params;
 }
 
+FusedMode fused_mode(const PlanData& plan, Pass pass, bool deterministic) {
+  const bool backward = pass == Pass::backward;
+  return {backward, deterministic, backward ? plan.options.attend_backward_kernel : plan.options.attend_kernel};
+}
+
 FusedAnswer ask_fused(const PlanData& data, Pass pass, Device& device, bool deterministic, const Bindings* bindings) {
   const Program& program = pass == Pass::forward ? data.forward : data.backward;
   const Bindings dense = bindings == nullptr ? stand_ins(data) : Bindings{};
@@ -152,7 +159,7 @@ FusedAnswer ask_fused(const PlanData& data, Pass pass, Device& device, bool dete
   const LaunchKind kind = pass == Pass::forward ? LaunchKind::fused : LaunchKind::fused_backward;
   std::vector<FusedTask> tasks;
   for (const AttendItem& item : program.attend_items) tasks.push_back(resolve_fused(memory, kind, item));
-  return device.ask_fused(attend_params(data), tasks, {pass == Pass::backward, deterministic});
+  return device.ask_fused(attend_params(data), tasks, fused_mode(data, pass, deterministic));
 }
 
 }  // namespace ringspan::internal

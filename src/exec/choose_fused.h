@@ -20,6 +20,9 @@ PlanData choose_fused(const PlanData& data, Device& device, bool deterministic, 
 // The device's answer for a fused pass of the plan on these tensors; dense stand-ins without any.
 FusedAnswer ask_fused(const PlanData& data, Pass pass, Device& device, bool deterministic, const Bindings* bindings);
 
+// How a pass of the plan calls a library; no longer than the plan.
+FusedMode fused_mode(const PlanData& plan, Pass pass, bool deterministic);
+
 // What is the same for all tasks of a plan.
 kernels::AttendParams attend_params(const PlanData& plan);
 

@@ -31,12 +31,14 @@ struct FusedTask {
 struct FusedMode {
   bool backward = false;
   bool deterministic = true;  // the same bits run after run
+  std::string_view library;   // by name; empty: the device's own
 };
 
 struct FusedAnswer {
-  std::string kernel;                // "cudnn"
+  std::string kernel;                // "cudnn", "flash_attn"
   std::string refusal;               // empty: it can
   std::int64_t workspace_bytes = 0;  // the most that one of the calls needs
+  bool takes_own_memory = false;     // besides the workspace
 };
 
 class Device {

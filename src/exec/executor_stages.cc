@@ -1,5 +1,6 @@
 // A pass, stage by stage: messages, copies, launches, and what a launch calls. The rest of Executor is in executor.cc.
 #include "base/check.h"
+#include "exec/choose_fused.h"
 #include "exec/executor.h"
 
 namespace ringspan::internal {
@@ -141,7 +142,8 @@ void Executor::enqueue(const Launch& launch) {
 void Executor::launch_on_device(const Launch& launch, std::size_t first) {
   const auto count = static_cast<std::size_t>(launch.count);
   if (is_fused(launch.kind)) {
-    const FusedMode mode{launch.kind == LaunchKind::fused_backward, options_.deterministic};
+    const Pass pass = launch.kind == LaunchKind::fused ? Pass::forward : Pass::backward;
+    const FusedMode mode = fused_mode(*plan_, pass, options_.deterministic);
     std::byte* const workspace = arena_.data() + memory_.program->scratch_offset;
     return device_->attend_fused(pass_->params, {fused_tasks_.data() + first, count}, mode, workspace);
   }

@@ -59,8 +59,8 @@ std::string unsupported_reason(const Problem& problem, const PlanOptions& option
                                        std::pair{"attend_backward_kernel", &options.attend_backward_kernel}}) {
       if (kernel->empty() || is_own_kernel(*kernel) || is_fused_kernel(*kernel)) continue;
       return fmt::format(
-          "{} ('{}') names a kernel of the CPU, but this rank computes on {}, whose kernels are 'own', 'mma', 'wgmma' and "
-          "'cudnn'",
+          "{} ('{}') names a kernel of the CPU, but this rank computes on {}, whose kernels are 'own', 'mma', 'wgmma', "
+          "'cudnn', 'flash_attn' and 'flash_attn_3'",
           name, *kernel, to_string(options.device));
     }
     for (const auto& [name, tile] :

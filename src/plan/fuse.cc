@@ -31,10 +31,10 @@ Progression kv_heads(const Slice& slice, int group) {
 std::string problem_refusal(const PlanData& data, Pass pass) {
   const Problem& p = data.problem;
   if (p.dtype == DType::float32) return "it is for 16-bit tensors";
-  if (p.softcap != 0.0F) return "it has no softcap";
-  if (p.alibi) return "its ALiBi has other slopes";
-  if (p.sinks) return "its sinks are not those of the problem";
-  if (p.dropout != 0.0F) return "its dropout has another generator";
+  if (p.softcap != 0.0F) return "fused calls have no softcap";
+  if (p.alibi) return "fused calls have no ALiBi";
+  if (p.sinks) return "fused calls have no sinks";
+  if (p.dropout != 0.0F) return "dropout of a library has another generator";
   if (p.pattern.output_scale() != 1.0F) return "it does not scale the output, which the head_groups dialect divides";
   if (data.options.host_tensors) return "tensors stream from the host and are merged piece by piece";
   const Program& program = pass == Pass::forward ? data.forward : data.backward;

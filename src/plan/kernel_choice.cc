@@ -50,7 +50,7 @@ KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, P
     const std::string kernel = is_own_kernel(named) && named != "own" ? named : "cuda";
     KernelChoice choice{(pass == Pass::forward ? "attend_" : "attend_backward_") + kernel, {}, {}, {}};
     if (is_fused_kernel(named))
-      choice.reason = "cudnn is asked when an attention is made on the device; until then our own kernels are planned";
+      choice.reason = named + " is asked when an attention is made on the device; until then our own kernels are planned";
     return choice;
   }
   const Selected selected = select(problem, options, pass);

@@ -8,9 +8,11 @@
 
 namespace ringspan::internal {
 
-// Names that a kernel may be given on a device (PlanOptions::attend_kernel): of our own, of a library's fused attention.
+// Names that a kernel may be given on a device (PlanOptions::attend_kernel): of our own, of a fused attention that the program
+// brings, of any library's.
 inline bool is_own_kernel(std::string_view name) { return name == "own" || name == "mma" || name == "wgmma"; }
-inline bool is_fused_kernel(std::string_view name) { return name == "cudnn"; }
+inline bool is_provided_kernel(std::string_view name) { return name == "flash_attn" || name == "flash_attn_3"; }
+inline bool is_fused_kernel(std::string_view name) { return name == "cudnn" || is_provided_kernel(name); }
 
 // The kernel that the options name, or the best for the shape, with the tile that they give, or the tuned one, or its own.
 // Throws what select_attend() throws: an unknown name, a shape or a tile that the kernel does not take. On a device the

@@ -5,10 +5,12 @@
 
 #include <cstring>
 #include <functional>
+#include <vector>
 
 #include "cuda/device_world.h"
 #include "cuda/emulated_capture.h"
 #include "cuda/gpu_device.h"
+#include "cuda/provided_fused.h"
 #include "exec/executor.h"
 #include "oracle/random_problem.h"
 #include "ringspan/error.h"
@@ -230,6 +232,53 @@ TEST_F(Fused, WhatANameCannotBeHonouredForIsRefused) {
   quiet.problem.softcap = 3.0F;
   EXPECT_THAT(chosen_for(quiet).forward.reason, HasSubstr("softcap"));
   expect_right(quiet, false, false);
+}
+
+// What the program brings under a name: here the emulation, with memory of its own.
+TEST_F(Fused, WhatTheProgramBrings) {
+  if (test_device() != "cuda-emulated") GTEST_SKIP() << "what is brought here follows memory of the host";
+  static int asked = 0, calls = 0;
+  static bool broken = false;
+  Case test = make_case("causal & window:9,-1");
+  test.execute.deterministic = true;
+  test.options.attend_kernel = test.options.attend_backward_kernel = "flash_attn_3";
+  EXPECT_THAT(refusal_of(test), AllOf(HasSubstr("'flash_attn_3' cannot"), HasSubstr("this program brings none")));
+  const auto run = [](const cuda::FusedCall& call, const cuda::FusedPlace& place) {
+    EXPECT_TRUE(place.on_host && call.shape.deterministic);
+    if (broken) throw DeviceError("no kernel image");
+    std::vector<std::byte> own(static_cast<std::size_t>(cuda::emulated_workspace_bytes(call.shape)));
+    cuda::FusedCall with = call;
+    with.workspace = own.data();
+    ++calls;
+    cuda::emulate_fused(with);
+  };
+  cuda::provide_fused("flash_attn_3", {[](const cuda::FusedShape& shape, const cuda::FusedPlace&) {
+                                         ++asked;
+                                         return cuda::emulated_refusal(shape);
+                                       },
+                                       run});
+  EXPECT_EQ(chosen_for(test).forward.name, "attend_flash_attn_3");
+  EXPECT_EQ(chosen_for(test).backward.name, "attend_backward_flash_attn_3");
+  const Whole whole(test);
+  Case judged = test;
+  judged.options.keep_o_float32 = false;
+  asked = 0;
+  EXPECT_EQ(judge(judged, whole, run_on_device(test, whole)), "");
+  EXPECT_EQ(asked, 2);  // once for each pass, although passes ask again
+  EXPECT_EQ(calls, 2);
+  Case mixed = test;
+  mixed.options.attend_kernel = "cudnn";
+  EXPECT_EQ(judge(judged, whole, run_on_device(mixed, whole)), "");
+  EXPECT_EQ(calls, 3);
+  Case limited = test;
+  limited.options.memory_budget = 1 << 30;
+  EXPECT_THAT(refusal_of(limited), HasSubstr("takes memory that is in no plan"));
+  limited = test;
+  limited.problem.head_dim = 20;
+  limited.problem.heads = limited.problem.kv_heads = 2;
+  EXPECT_THAT(refusal_of(limited), HasSubstr("stride of"));
+  broken = true;
+  EXPECT_THROW(run_on_device(test, whole), DeviceError);
 }
 
 // A rank's own choice: the rows of several ranks are merged, by our own kernels.

@@ -409,7 +409,7 @@ def test_a_library_computes_where_it_is_let(dtype):
     assert "deterministic" in rt.kernels()["forward"][1]
     rt.attention(*tensors, causal=True, softcap=5.0, deterministic=False, device=DEVICE)
     assert "softcap" in rt.kernels()["backward"][1]
-    with pytest.raises(ringspan.Unsupported, match="'cudnn' cannot compute this: it has no softcap"):
+    with pytest.raises(ringspan.Unsupported, match="'cudnn' cannot compute this: fused calls have no softcap"):
         rt.attention(*tensors, causal=True, softcap=5.0, kernel="cudnn", device=DEVICE)
     with pytest.raises(ringspan.InvalidArgument, match="no gradient through lse"):
         rt.attention(*tensors, causal=True, deterministic=False, return_lse=True, device=DEVICE)[1].sum().backward()

@@ -43,7 +43,7 @@ X = torch.ones(2, 8, 4, 16)
         (dict(device="gpu"), ValueError, "unknown device 'gpu': expected cpu, cuda, cuda:INDEX or cuda-emulated"),
         (dict(device="cuda:0"), ValueError, "device is cuda:0, but q is on cpu; tensors are not moved"),
         (dict(device=0), ValueError, "device (0) must be the name of a device"),
-        (dict(device="cuda-emulated", kernel="reference"), ringspan.Unsupported, "computes on cuda, whose kernels are 'own', 'mma', 'wgmma' and 'cudnn'"),
+        (dict(device="cuda-emulated", kernel="reference"), ringspan.Unsupported, "computes on cuda, whose kernels are 'own', 'mma', 'wgmma', 'cudnn', 'flash_attn' and 'flash_attn_3'"),
     ],
 )
 def test_arguments(change, error, text):

@@ -168,7 +168,8 @@ def attention(
     - `strategy`: `"auto"`, `"ring"`, `"exchange"`, `"all-gather"`, `"ulysses"`, `"pass-q"`, `"local"`
     - `deadline`: seconds without a sign of life of another rank after which all fail; see set_deadline
     - `memory_budget`: bytes per rank (0: unlimited); `bucket_rows`: rows that travel at once (0: as the planner thinks best)
-    - `kernel`: a kernel by name, instead of the best one; on CUDA `"own"`, `"mma"`, `"wgmma"` or `"cudnn"`
+    - `kernel`: a kernel by name, instead of the best one; on CUDA `"own"`, `"mma"`, `"wgmma"`, `"cudnn"`, `"flash_attn"` or
+      `"flash_attn_3"`
 
     Tensors of the CPU are computed on there, CUDA tensors on their device and torch's current stream, where a call returns when its
     work is enqueued. `device` names where that must be, or, with tensors of the CPU, `"cuda-emulated"`: the kernels of CUDA devices

@@ -20,7 +20,7 @@ from .. import _core
 from .._plan import make_options, make_problem
 from .._threads import num_threads
 from ..errors import CommError, Error, InvalidArgument, Unsupported
-from . import _device, _simulate, _transport
+from . import _device, _flash, _simulate, _transport  # noqa: F401, _flash brings what kernel= may name
 from ._spec import decode
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from .._core import Pattern
 from .._pattern import combined
 
+LIBRARIES = ("cudnn", "flash_attn", "flash_attn_3")  # kernels that are not our own
+
 
 @dataclass(frozen=True)
 class Spec:
@@ -36,7 +38,7 @@ class Spec:
     @property
     def rounds_o(self):
         """Whether backward may be a library's, which computes delta from o in the storage dtype; then nothing else is kept."""
-        return not self.deterministic or self.kernel == "cudnn"
+        return not self.deterministic or self.kernel in LIBRARIES
 
 
 def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy,
