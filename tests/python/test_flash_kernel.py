@@ -124,7 +124,8 @@ def _stand_in(version, calls):
         def backward(dout, q, k, v, out, softmax_lse, cu_seqlens_q=None, dq=None, dk=None, dv=None, softmax_scale=None, is_causal=False,
                      window_size_left=-1, window_size_right=-1, softcap=0.0, deterministic=False, sm_margin=0):  # fmt: skip
             begin(True), nothing(cu_seqlens_q, softcap, sm_margin)
-            _backward(calls, dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, window_size_left, window_size_right, deterministic)
+            window = (window_size_left, window_size_right)
+            _backward(calls, dout, q, k, v, out, softmax_lse, dq, dk, dv, softmax_scale, is_causal, *window, deterministic)
 
     return forward, backward
 
