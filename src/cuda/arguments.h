@@ -9,7 +9,8 @@
 namespace ringspan::cuda {
 
 // Tasks over the same rows (queries, or keys for dk and dv), which one block after the other takes in for its own rows.
-// Blocks [first_block, first_block + batch x heads x tiles) belong to it, the tile running fastest.
+// Blocks [first_block, first_block + batch x heads x tiles) belong to it, the tile running fastest. Its last task may have
+// results (kernels/attend.h), the others have none.
 struct Group {
   std::int64_t first_block = 0;
   std::int64_t tiles = 0;

@@ -1,5 +1,5 @@
 // attend as a block program: one block owns 64 (or 32) query rows of one (batch item, query head) and takes in, in list order,
-// every task of its group. The state stays in registers from the first task to the last.
+// every task of its group. The state stays in registers from the first task to the last, which may finish the rows.
 //
 // Contract: kernels/attend.h. Cost per tile of kCols keys: 4 kRows kCols kDim operations; k and v are read once per block.
 #pragma once
@@ -46,7 +46,8 @@ class AttendBlock {
       }
       take_in(task);
     }
-    state_.store(m_, head_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
+    const Task& last_task = arguments_.tasks[group.first_task + group.task_count - 1];
+    state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, q_tile_);
   }
 
  private:

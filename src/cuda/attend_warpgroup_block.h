@@ -1,5 +1,6 @@
 // attend as a block program for warpgroups (sm_90a): a block of two owns 128 query rows, 64 each, of one (batch item, query
-// head) and takes in, in list order, every task of its group, keys and values kCols at a time.
+// head) and takes in, in list order, every task of its group, of which the last may finish the rows, keys and values kCols at a
+// time.
 //
 // While a tile is turned from scores into probabilities, the tensor cores take in the values of the one before, and the next
 // keys and these values are copied: tiles of both have two buffers. Per tile one barrier:
@@ -103,11 +104,13 @@ class AttendWarpgroupBlock {
     add_last_values(task, walk);
   }
 
-  // Finds its work once more, and which rows have seen a key: in registers all the time these would be in the way.
+  // The state, or the results. Finds its work once more, and which rows have seen a key: in registers all the time these would
+  // be in the way.
   RINGSPAN_DEVICE void store(std::int64_t block) {
     const Group& group = arguments_.groups[find_work(arguments_, block).group];
-    note_seen_rows(group);
-    state_.store(m_, arguments_.tasks[group.first_task], batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
+    const Task& last_task = arguments_.tasks[group.first_task + group.task_count - 1];
+    if (last_task.o.data == nullptr) note_seen_rows(group);
+    state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, reinterpret_cast<Element*>(tiles_));
   }
 
   RINGSPAN_DEVICE void note_seen_rows(const Group& group) {

@@ -4,16 +4,14 @@
 #include <bit>
 #include <cmath>
 #include <cstdint>
-#include <limits>
 
 #include "cuda/arguments.h"
+#include "cuda/finish_row.h"
 #include "cuda/machine.h"
 #include "kernels/dropout.h"
 #include "kernels/task_view.h"
 
 namespace ringspan::cuda {
-
-inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 struct BlockWork {
   std::int64_t group = 0, tile = 0, head = 0, batch = 0;  // batch: index of the tasks' batch items
@@ -102,6 +100,30 @@ RINGSPAN_DEVICE void load_tile(M& m, typename P::Element* tile, RowsView<const t
         }
       }
       *reinterpret_cast<Chunk*>(tile + row * P::kLead + column) = chunk;
+    }
+  });
+}
+
+// And back: `valid` rows of `width` elements, kLead elements apart in shared memory, to rows from `first` on; 16 bytes at a
+// time where these begin at multiples of that. No barrier.
+template <int kRows, int kDim, int kLead, typename Element, typename M>
+RINGSPAN_DEVICE void store_tile(M& m, const Element* tile, RowsView<Element> rows, std::int64_t first, int valid, int width) {
+  constexpr int kPerChunk = 16 / static_cast<int>(sizeof(Element));
+  constexpr int kChunks = kDim / kPerChunk;
+  const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride % kPerChunk == 0;
+  m.each([&](int thread) {
+    for (int index = M::hidden(thread); index < kRows * kChunks; index += M::kThreads) {
+      const int row = index / kChunks;
+      const int column = index % kChunks * kPerChunk;
+      if (row >= valid || column >= width) continue;
+      const Element* from = tile + row * kLead + column;
+      Element* to = rows.row(first + row) + column;
+      if (aligned && column + kPerChunk <= width) {
+        *reinterpret_cast<Chunk*>(to) = *reinterpret_cast<const Chunk*>(from);
+      } else {
+        RINGSPAN_NO_UNROLL
+        for (int e = 0; e < kPerChunk && column + e < width; ++e) to[e] = from[e];
+      }
     }
   });
 }

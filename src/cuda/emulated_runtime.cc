@@ -42,7 +42,8 @@ T* on_device(T* data, const char* what) {
 }
 
 kernels::AttendTask reachable_task(kernels::AttendTask task) {
-  for (kernels::Rows* rows : {&task.q, &task.m, &task.l, &task.acc, &task.d_out, &task.lse, &task.delta, &task.dq}) {
+  for (kernels::Rows* rows :
+       {&task.q, &task.m, &task.l, &task.acc, &task.o, &task.o32, &task.lse, &task.d_out, &task.delta, &task.dq}) {
     rows->data = on_device(rows->data, "an operand of attend");
   }
   for (kernels::KeyRows* rows : {&task.k, &task.v, &task.dk, &task.dv}) {
@@ -102,7 +103,10 @@ std::vector<Access> attend_accesses(const AttendArguments& arguments, std::int64
     rows.head_count = task.head_count;
     add(task.q, shape.dtype, shape.head_dim, false);
     add(task.d_out, shape.dtype, shape.head_dim_v, false);
-    for (const kernels::Rows* view : {&task.lse, &task.delta}) add(*view, DType::float32, 1, false);
+    add(task.delta, DType::float32, 1, false);
+    add(task.lse, DType::float32, 1, task.o.data != nullptr);
+    add(task.o, shape.dtype, shape.head_dim_v, true);
+    add(task.o32, DType::float32, shape.head_dim_v, true);
     for (const kernels::Rows* view : {&task.m, &task.l}) add(*view, DType::float32, 1, true);
     add(task.acc, DType::float32, shape.head_dim_v, true);
     add(task.dq, DType::float32, shape.head_dim, true);
@@ -421,6 +425,7 @@ class EmulatedRuntime final : public Runtime {
     own.tasks = tasks.data();
     own.groups = on_device(arguments.groups, "groups");
     own.params.alibi_slopes = on_device(arguments.params.alibi_slopes, "alibi_slopes");
+    own.params.sinks = on_device(arguments.params.sinks, "sinks");
     run(own, static_cast<std::int64_t>(tasks.size()));
   }
 

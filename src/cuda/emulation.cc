@@ -123,11 +123,16 @@ bool supports(const kernels::AttendShape& shape) {
 }
 
 constexpr kernels::AttendKernel kForward[] = {
-    {"attend_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>},
-    {"attend_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>},
-    {"attend_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>},
-    {"attend_bf16_wgmma_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend<TileKernel::wgmma>},
-    {"attend_f16_wgmma_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend<TileKernel::wgmma>},
+    {"attend_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>,
+     kernels::no_tile_sizes, kernels::any_keys},
+    {"attend_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>,
+     kernels::no_tile_sizes, kernels::any_keys},
+    {"attend_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend<TileKernel::mma>,
+     kernels::no_tile_sizes, kernels::any_keys},
+    {"attend_bf16_wgmma_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes, run_attend<TileKernel::wgmma>,
+     kernels::no_tile_sizes, kernels::any_keys},
+    {"attend_f16_wgmma_cuda", supports<DType::float16>, kernels::reference_scratch_bytes, run_attend<TileKernel::wgmma>,
+     kernels::no_tile_sizes, kernels::any_keys},
 };
 constexpr kernels::AttendKernel kBackward[] = {
     {"attend_backward_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes,

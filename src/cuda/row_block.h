@@ -7,6 +7,7 @@
 
 #include "cuda/arguments.h"
 #include "cuda/block_parts.h"
+#include "cuda/finish_row.h"
 #include "cuda/machine.h"
 #include "cuda/row_layout.h"
 
@@ -53,7 +54,7 @@ class RowBlock {
   // What a thread holds of a row between two barriers.
   struct Held {
     float keep = 0.0F, take = 0.0F, m = 0.0F, l = 0.0F;
-    bool active = false;
+    bool active = false, fresh = false;  // fresh: the row's own state holds nothing yet
   };
 
   struct Row {
@@ -135,10 +136,11 @@ class RowBlock {
       const float l_other = partial ? 1.0F : load(1, row, 0);
       const float m_own = load(m, row, 0);
       held.active = true;
+      held.fresh = m_own == kMinusInfinity;
       held.m = m_own < m_other ? m_other : m_own;  // as std::max: a NaN in m stays
       held.keep = m_own == held.m ? 1.0F : expf(m_own - held.m);
       held.take = m_other == held.m ? 1.0F : expf(m_other - held.m);
-      held.l = load(l, row, 0) * held.keep + l_other * held.take;
+      held.l = (held.fresh ? 0.0F : load(l, row, 0) * held.keep) + l_other * held.take;
     });
     m_.sync();
     m_.each([&](int thread) {
@@ -150,7 +152,8 @@ class RowBlock {
         store(l, row, 0, held.l);
       }
       for (int e = thread % lanes_; e < arguments_.width; e += lanes_) {
-        store(acc, row, e, load(acc, row, e) * held.keep + load(values, row, e) * held.take);
+        const float own = held.fresh ? 0.0F : load(acc, row, e) * held.keep;
+        store(acc, row, e, own + load(values, row, e) * held.take);
       }
     });
     m_.sync();
@@ -163,25 +166,16 @@ class RowBlock {
       const Row row = row_of(thread);
       const std::int64_t head = task_->head_first + row.head * task_->head_step;
       const float sink = arguments_.sinks != nullptr ? arguments_.sinks[head] : kMinusInfinity;
-      Held& held = held_[thread][0];
-      held.m = load(0, row, 0);
-      held.l = load(1, row, 0);
-      held.keep = 1.0F;
-      if (sink == kMinusInfinity) return;
-      const float m_new = held.m < sink ? sink : held.m;
-      held.keep = held.m == m_new ? 1.0F : expf(held.m - m_new);
-      held.l = held.l * held.keep + (sink == m_new ? 1.0F : expf(sink - m_new));
-      held.m = m_new;
+      results_[thread][0] = finish_state(load(0, row, 0), load(1, row, 0), sink, arguments_.value);
     });
     m_.sync();
     m_.each([&](int thread) {
       if (!is_row(thread)) return;
       const Row row = row_of(thread);
-      const Held& held = held_[thread][0];
-      const bool empty = held.l == 0.0F;
-      if (thread % lanes_ == 0) store(4, row, 0, empty ? kMinusInfinity : held.m + logf(held.l));
+      const RowResult& result = results_[thread][0];
+      if (thread % lanes_ == 0) store(4, row, 0, result.lse);
       for (int e = thread % lanes_; e < arguments_.width; e += lanes_) {
-        const float value = empty || held.keep == 0.0F ? 0.0F : load(2, row, e) * held.keep / held.l * arguments_.value;
+        const float value = result.factor == 0.0F ? 0.0F : load(2, row, e) * result.factor;
         store(3, row, e, value);
         if (task_->operands[5].data != nullptr) store(5, row, e, value);
       }
@@ -216,6 +210,7 @@ class RowBlock {
   std::int64_t first_row_ = 0;
   int lanes_ = 1;
   typename M::template Registers<Held, 1> held_;
+  typename M::template Registers<RowResult, 1> results_;
 };
 
 // Block h: gradient[h] -= sum over the tasks with head h, their batch items and rows, of e^(sink_h - lse) delta; thread t sums

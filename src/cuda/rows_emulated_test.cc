@@ -64,13 +64,15 @@ class Rows : public ::testing::Test {
 
   // Runs the launch on both sides; returns what the device's memory holds then.
   template <typename OnHost>
-  std::vector<float> run(const Launch& launch, const std::vector<RowTask>& tasks, OnHost&& on_host) {
+  std::vector<float> run(const Launch& launch, const std::vector<RowTask>& tasks, OnHost&& on_host,
+                         const float* sinks = nullptr) {
     ThreadPool pool(1);
     const auto progress = [] {};
     std::vector<RowTask> moved;
     for (const RowTask& task : tasks) moved.push_back(on_device(task));
     device_.begin_pass();
-    device_.rows(launch, moved, nullptr);
+    const auto* moved_sinks = sinks == nullptr ? nullptr : reinterpret_cast<float*>(memory_ + (sinks - host_.data()) * 4);
+    device_.rows(launch, moved, moved_sinks);
     std::vector<float> result(kFloats);
     device_.copy(result.data(), memory_, kFloats * 4);
     device_.wait(device_.record(), [] {});
@@ -154,9 +156,17 @@ TEST_F(Rows, MergesAndFinalize) {
       x = 0.5F + std::abs(x);
     }
   }
-  for (const std::int64_t row : {0, 3, 4}) set(m, row, -std::numeric_limits<float>::infinity()), set(l, row, 0.0F);
-  for (const std::int64_t row : {3, 7}) set(lse, row, -std::numeric_limits<float>::infinity());
-  set(m2, 4, -std::numeric_limits<float>::infinity()), set(l2, 4, 0.0F);
+  constexpr float kNothing = -std::numeric_limits<float>::infinity(), kGarbage = std::numeric_limits<float>::quiet_NaN();
+  const auto clear = [&](const Operand& max, const Operand& sum, const Operand& values, std::int64_t row) {
+    set(max, row, kNothing), set(sum, row, kGarbage);
+    std::fill_n(static_cast<float*>(values.data) + row * values.row_stride, width, kGarbage);
+  };
+  for (const std::int64_t row : {0, 3, 4}) clear(m, l, acc, row);
+  for (const std::int64_t row : {3, 7}) {
+    set(lse, row, kNothing);
+    std::fill_n(static_cast<float*>(o.data) + row * o.row_stride, width, kGarbage);
+  }
+  for (const std::int64_t row : {3, 4}) clear(m2, l2, acc2, row);
   device_.copy(memory_, host_.data(), kFloats * 4);
   device_.wait(device_.record(), [] {});
 
@@ -181,6 +191,42 @@ TEST_F(Rows, MergesAndFinalize) {
   expect_close(run(launch, {with({m, l, acc, o1, m, o2}), with({m2, l2, acc2, acc2, l2, Operand{}})},
                    [&](auto list, const auto& context) { kernels::finalize_rows(list, width, 0.5F, nullptr, context); }),
                "finalize");
+}
+
+// Rows with and without a state, heads with and without a sink.
+TEST_F(Rows, FinalizeWithSinks) {
+  const int width = 21;
+  RowTask task = shape();
+  task.row_count = 6, task.head_count = 3, task.head_first = 1, task.head_step = 2;
+  for (int index = 0; index < 3; ++index) task.operands[index] = place(task, index == 2 ? width : 1, DType::float32);
+  task.operands[3] = place(task, width, DType::float16);
+  task.operands[4] = place(task, 1, DType::float32);
+  const auto at = [&](int operand, std::int64_t row, std::int64_t head) {
+    const Operand& view = task.operands[operand];
+    return static_cast<float*>(view.data) + row * view.row_stride + head * view.head_stride;
+  };
+  for (std::int64_t row = 0; row < 6; ++row) {
+    for (std::int64_t head = 0; head < 3; ++head) {
+      *at(1, row, head) = row < 3 ? 2.0F : std::numeric_limits<float>::quiet_NaN();
+      if (row < 3) continue;
+      *at(0, row, head) = -std::numeric_limits<float>::infinity();
+      std::fill_n(at(2, row, head), width, std::numeric_limits<float>::quiet_NaN());
+    }
+  }
+  float* const sinks = host_.data() + used_;
+  used_ += 8;
+  sinks[3] = -std::numeric_limits<float>::infinity();  // of head 1
+  sinks[5] = 200.0F;                                   // beside which everything is nothing
+  device_.copy(memory_, host_.data(), kFloats * 4);
+  device_.wait(device_.record(), [] {});
+  Launch launch;
+  launch.width = width;
+  launch.kind = LaunchKind::finalize;
+  launch.value = 0.5F;
+  const auto on_host = [&](auto list, const auto& context) { kernels::finalize_rows(list, width, 0.5F, sinks, context); };
+  expect_close(run(launch, {task}, on_host, sinks), "finalize with sinks");
+  EXPECT_EQ(*at(4, 4, 1), -std::numeric_limits<float>::infinity());
+  EXPECT_EQ(*at(4, 4, 2), 200.0F);
 }
 
 TEST_F(Rows, Delta) {

@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <numeric>
+#include <optional>
 #include <tuple>
 
+#include "base/check.h"
 #include "kernels/task_view.h"
 
 namespace ringspan::cuda {
@@ -17,22 +19,23 @@ struct Arithmetic {
   std::int64_t last() const { return first + (count - 1) * step; }
 };
 
-// Whether two progressions share an element: the first common one at or above both begins, by extended Euclid.
-bool intersect(const Arithmetic& a, const Arithmetic& b) {
+// An element that two progressions share: the first common one at or above both begins, by extended Euclid.
+std::optional<std::int64_t> intersect(const Arithmetic& a, const Arithmetic& b) {
   const std::int64_t low = std::max(a.first, b.first);
   const std::int64_t high = std::min(a.last(), b.last());
-  if (low > high) return false;
+  if (low > high) return {};
   const std::int64_t step_a = std::max<std::int64_t>(a.step, 1);
   const std::int64_t step_b = std::max<std::int64_t>(b.step, 1);
   const std::int64_t divisor = std::gcd(step_a, step_b);
-  if ((b.first - a.first) % divisor != 0) return false;
+  if ((b.first - a.first) % divisor != 0) return {};
   // Elements of a at or above low; one in step_b / divisor of them is in b.
   const kernels::IndexRange range = kernels::indices_between(a.first, step_a, a.count, low, high);
   const std::int64_t period = step_b / divisor;
   for (std::int64_t index = range.begin; index < range.end && index < range.begin + period; ++index) {
-    if ((a.first + index * step_a - b.first) % step_b == 0) return true;
+    const std::int64_t element = a.first + index * step_a;
+    if ((element - b.first) % step_b == 0) return element;
   }
-  return false;
+  return {};
 }
 
 Arithmetic rows_of(const AttendTask& task, Owner owner) {
@@ -47,9 +50,25 @@ Arithmetic heads_of(const AttendTask& task, Owner owner, int group) {
   return {first, 1, (task.head_first + (task.head_count - 1) * task.head_step) / group - first + 1};
 }
 
-bool conflict(const AttendTask& a, const AttendTask& b, Owner owner, int group) {
-  return intersect({a.batch_first, 1, a.batch_count}, {b.batch_first, 1, b.batch_count}) &&
-         intersect(heads_of(a, owner, group), heads_of(b, owner, group)) && intersect(rows_of(a, owner), rows_of(b, owner));
+struct Cell {
+  std::int64_t batch, head, row;
+};
+
+// A row that both tasks write, if there is one.
+std::optional<Cell> conflict(const AttendTask& a, const AttendTask& b, Owner owner, int group) {
+  const auto batch = intersect({a.batch_first, 1, a.batch_count}, {b.batch_first, 1, b.batch_count});
+  if (!batch) return {};
+  const auto head = intersect(heads_of(a, owner, group), heads_of(b, owner, group));
+  if (!head) return {};
+  const auto row = intersect(rows_of(a, owner), rows_of(b, owner));
+  if (!row) return {};
+  return Cell{*batch, *head, *row};
+}
+
+const float* state_of(const AttendTask& task, const Cell& cell) {
+  return static_cast<const float*>(task.m.data) + (cell.batch - task.batch_first) * task.m.batch_stride +
+         (cell.head - task.head_first) / std::max<std::int64_t>(task.head_step, 1) * task.m.head_stride +
+         (cell.row - task.q_first) / std::max<std::int64_t>(task.q_step, 1) * task.m.row_stride;
 }
 
 using View = std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t>;
@@ -98,21 +117,56 @@ std::vector<std::int64_t> waves_of_edges(const std::vector<std::vector<std::int6
   return waves;
 }
 
+// Tasks over the same rows.
+struct Members {
+  AttendTask head;  // the first of them
+  std::vector<std::int64_t> tasks;
+  bool finish = false;  // the last one leaves results
+  std::int64_t place() const { return finish ? tasks.back() : tasks.front(); }
+};
+
+std::vector<Members> members_of(std::span<const AttendTask> tasks, Owner owner) {
+  std::map<decltype(key_of(tasks[0], owner)), std::size_t> known;
+  std::vector<Members> groups;
+  for (std::size_t index = 0; index < tasks.size(); ++index) {
+    if (!has_work(tasks[index])) continue;
+    const auto [place, is_new] = known.try_emplace(key_of(tasks[index], owner), groups.size());
+    if (is_new) groups.push_back({tasks[index], {}});
+    Members& members = groups[place->second];
+    RINGSPAN_CHECK(!members.finish);
+    members.tasks.push_back(static_cast<std::int64_t>(index));
+    members.finish = owner == Owner::state && tasks[index].o.data != nullptr;
+  }
+  std::sort(groups.begin(), groups.end(), [](const Members& a, const Members& b) { return a.place() < b.place(); });
+  return groups;
+}
+
+// States of the same rows may be several (one per branch); those that one of them has finished nobody touches later.
+void check_order(const Members& a, const Members& b, const Cell& shared) {
+  if (!(a.finish || b.finish) || state_of(a.head, shared) != state_of(b.head, shared)) return;
+  const Members& later = a.tasks.back() > b.tasks.back() ? a : b;
+  const Members& earlier = &later == &a ? b : a;
+  RINGSPAN_CHECK(later.finish && !earlier.finish);
+}
+
 struct Hull {
   std::int64_t owner, begin, end;
 };
 
-std::vector<std::int64_t> waves_of_groups(std::span<const AttendTask> heads, Owner owner, int group) {
+std::vector<std::int64_t> waves_of_groups(std::span<const Members> groups, Owner owner, int group) {
   std::vector<Hull> hulls;
-  for (std::size_t index = 0; index < heads.size(); ++index) {
-    const Arithmetic rows = rows_of(heads[index], owner);
+  for (std::size_t index = 0; index < groups.size(); ++index) {
+    const Arithmetic rows = rows_of(groups[index].head, owner);
     hulls.push_back({static_cast<std::int64_t>(index), rows.first, rows.last() + 1});
   }
-  std::vector<std::vector<std::int64_t>> earlier(heads.size());
+  std::vector<std::vector<std::int64_t>> earlier(groups.size());
   for_overlaps(hulls, [&](const Hull& a, const Hull& b) {
     const auto [low, high] = std::minmax(a.owner, b.owner);
-    const auto at = [&](std::int64_t index) -> const AttendTask& { return heads[static_cast<std::size_t>(index)]; };
-    if (conflict(at(low), at(high), owner, group)) earlier[static_cast<std::size_t>(high)].push_back(low);
+    const auto at = [&](std::int64_t index) -> const Members& { return groups[static_cast<std::size_t>(index)]; };
+    const auto shared = conflict(at(low).head, at(high).head, owner, group);
+    if (!shared) return;
+    check_order(at(low), at(high), *shared);
+    earlier[static_cast<std::size_t>(high)].push_back(low);
   });
   return waves_of_edges(earlier);
 }
@@ -120,20 +174,9 @@ std::vector<std::int64_t> waves_of_groups(std::span<const AttendTask> heads, Own
 }  // namespace
 
 Schedule schedule_attend(std::span<const AttendTask> tasks, Owner owner, int group, int tile_rows) {
-  std::map<decltype(key_of(tasks[0], owner)), std::size_t> known;
-  std::vector<std::vector<std::int64_t>> members;
-  std::vector<AttendTask> heads;  // the first task of each group
-  for (std::size_t index = 0; index < tasks.size(); ++index) {
-    if (!has_work(tasks[index])) continue;
-    const auto [place, is_new] = known.try_emplace(key_of(tasks[index], owner), members.size());
-    if (is_new) {
-      members.emplace_back();
-      heads.push_back(tasks[index]);
-    }
-    members[place->second].push_back(static_cast<std::int64_t>(index));
-  }
-  const std::vector<std::int64_t> waves = waves_of_groups(heads, owner, group);
-  std::vector<std::size_t> by_wave(heads.size());
+  const std::vector<Members> groups = members_of(tasks, owner);
+  const std::vector<std::int64_t> waves = waves_of_groups(groups, owner, group);
+  std::vector<std::size_t> by_wave(groups.size());
   std::iota(by_wave.begin(), by_wave.end(), std::size_t{0});
   std::stable_sort(by_wave.begin(), by_wave.end(), [&](std::size_t a, std::size_t b) { return waves[a] < waves[b]; });
 
@@ -142,14 +185,15 @@ Schedule schedule_attend(std::span<const AttendTask> tasks, Owner owner, int gro
     const auto wave = static_cast<std::size_t>(waves[index]);
     if (wave == schedule.waves.size()) schedule.waves.push_back({static_cast<std::int64_t>(schedule.groups.size()), 0, 0});
     Wave& current = schedule.waves[wave];
+    const auto& [head, members, finish] = groups[index];
     Group result;
     result.first_block = current.blocks;
-    result.tiles = (rows_of(heads[index], owner).count + tile_rows - 1) / tile_rows;
-    result.heads = heads_of(heads[index], owner, group).count;
+    result.tiles = (rows_of(head, owner).count + tile_rows - 1) / tile_rows;
+    result.heads = heads_of(head, owner, group).count;
     result.first_task = static_cast<std::int64_t>(schedule.order.size());
-    result.task_count = static_cast<std::int64_t>(members[index].size());
-    schedule.order.insert(schedule.order.end(), members[index].begin(), members[index].end());
-    current.blocks += result.tiles * result.heads * heads[index].batch_count;
+    result.task_count = static_cast<std::int64_t>(members.size());
+    schedule.order.insert(schedule.order.end(), members.begin(), members.end());
+    current.blocks += result.tiles * result.heads * head.batch_count;
     ++current.count;
     schedule.groups.push_back(result);
   }

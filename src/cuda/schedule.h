@@ -1,7 +1,9 @@
 // Schedule: how the tasks of one call become launches of blocks that may run in any order.
 //
 // Tasks over the same rows make a group, whose blocks take them in one after the other. Groups that may write the same rows
-// are put into different waves, in list order; a wave is one launch. So the bits depend on the list alone.
+// are put into different waves, in list order; a wave is one launch. So the bits depend on the list alone. A group that ends
+// with results stands where its last task does, so that all that touches its rows has run before; a list in which something
+// touches them after is a bug of its maker (std::logic_error).
 //
 // Pure, on the host. Cost: O(tasks log tasks) and the pairs of tasks whose ranges overlap.
 #pragma once

@@ -37,6 +37,36 @@ TEST(Schedule, DisjointProgressionsShareAWave) {
   EXPECT_EQ(schedule.order.back(), 2);
 }
 
+// A task that finishes its rows is the last of its group, and its group comes after all that touches these rows, also after
+// tasks that come later in the list than the first of the group.
+TEST(Schedule, WhatFinishesRowsComesLast) {
+  float states[2][300] = {}, o = 0.0F;
+  const auto with_state = [&](AttendTask t, int state) {
+    t.m = {states[state] + t.q_first, 0, t.q_step, 0};
+    t.acc = t.m;
+    return t;
+  };
+  const auto finishing = [&](AttendTask t) {
+    t.o.data = &o;
+    return t;
+  };
+  const AttendTask whole = with_state(task(0, 1, 100, 0, 50), 0), odd = with_state(task(1, 2, 50, 50, 50), 0);
+  const AttendTask other_rows = with_state(task(100, 1, 10, 0, 50), 0), other_state = with_state(task(0, 1, 100, 0, 50), 1);
+  {
+    const std::vector<AttendTask> tasks{whole, odd, finishing(whole), finishing(other_rows)};
+    const Schedule schedule = schedule_attend(tasks, Owner::state, 1, 64);
+    EXPECT_EQ(schedule.order, (std::vector<std::int64_t>{1, 3, 0, 2}));
+    ASSERT_EQ(schedule.waves.size(), 2U);
+    EXPECT_EQ(schedule.groups.back().task_count, 2);
+  }
+  const auto scheduled = [](const std::vector<AttendTask>& tasks) { schedule_attend(tasks, Owner::state, 1, 64); };
+  EXPECT_NO_THROW(scheduled({finishing(whole), other_rows, finishing(other_state)}));
+  EXPECT_THROW(scheduled({finishing(whole), whole}), std::logic_error);
+  EXPECT_THROW(scheduled({finishing(whole), odd}), std::logic_error);
+  EXPECT_THROW(scheduled({odd, finishing(whole), odd}), std::logic_error);
+  EXPECT_THROW(scheduled({finishing(whole), finishing(odd)}), std::logic_error);
+}
+
 // Every row of every task is written by one block of each wave at most, tasks that share a row run in list order, and every
 // (task, batch item, head, tile) occurs once. Against brute force.
 TEST(Schedule, RandomListsKeepTheirOrder) {

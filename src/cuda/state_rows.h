@@ -1,10 +1,17 @@
-// The running state of a block's rows, between memory and accumulator fragments. The sum of a row is kept in four parts, one
-// per thread that holds the row, until it is stored.
+// The running state of a block's rows, between memory and accumulator fragments, and the results that it ends as. The sum of a
+// row is kept in four parts, one per thread that holds the row, until then.
+//
+// Cost: of a row whose m is -inf nothing else is read; of one that is finished no state is written.
 #pragma once
 
 #include "cuda/block_parts.h"
+#include "cuda/finish_row.h"
 
 namespace ringspan::cuda {
+
+struct alignas(8) FloatPair {
+  float low, high;
+};
 
 template <typename P, typename M>
 struct StateRows {
@@ -15,6 +22,7 @@ struct StateRows {
   // Rows first .. first + rows - 1 of (batch, head) of the task; others are empty.
   RINGSPAN_DEVICE void load(M& m, const kernels::AttendTask& task, std::int64_t batch, std::int64_t head, std::int64_t first,
                             int rows, int width) {
+    const bool has_state = task.m.data != nullptr;
     const auto m_rows = view_of<const float>(task.m, batch, head);
     const auto l_rows = view_of<const float>(task.l, batch, head);
     const auto acc_rows = view_of<const float>(task.acc, batch, head);
@@ -24,48 +32,139 @@ struct StateRows {
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
         const bool valid = row < rows;
+        const float before = valid && has_state ? *m_rows.row(first + row) : kMinusInfinity;
+        const bool holds = before != kMinusInfinity;  // else l and acc hold anything
         seen[thread][half] = 0;
-        max[thread][half] = valid ? *m_rows.row(first + row) : kMinusInfinity;
-        sum[thread][half] = valid && lane.column == 0 ? *l_rows.row(first + row) : 0.0F;  // the others hold later parts
+        max[thread][half] = before;
+        sum[thread][half] = holds && lane.column == 0 ? *l_rows.row(first + row) : 0.0F;  // the others hold later parts
         RINGSPAN_UNROLL
         for (int j = 0; j < P::kDim / 8; ++j) {
           RINGSPAN_UNROLL
           for (int e = 0; e < 2; ++e) {
             const int column = j * 8 + lane.column + e;
-            acc[thread][j * 4 + half * 2 + e] = valid && column < width ? acc_rows.row(first + row)[column] : 0.0F;
+            acc[thread][j * 4 + half * 2 + e] = holds && column < width ? acc_rows.row(first + row)[column] : 0.0F;
           }
         }
       }
     });
   }
 
-  // A row without a pair keeps its bits.
-  RINGSPAN_DEVICE void store(M& m, const kernels::AttendTask& task, std::int64_t batch, std::int64_t head, std::int64_t first,
-                             int rows, int width) {
+  // By the last task over the rows: their states, but of a row without a pair, which keeps its bits; or, where the task has
+  // results, these of all rows, and no state. `tile`: shared memory of kRows x (kDim + 8) elements that nobody uses after the
+  // next barrier.
+  RINGSPAN_DEVICE void store(M& m, const kernels::AttendParams& params, const kernels::AttendTask& task, std::int64_t batch,
+                             std::int64_t head, std::int64_t first, int rows, typename P::Element* tile) {
+    constexpr bool kRounds = P::kType != DType::float32;
+    const int width = params.shape.head_dim_v;
+    const bool finish = task.o.data != nullptr;
+    join_sums(m);
+    if (finish) {
+      const float sink = params.sinks != nullptr ? params.sinks[task.head_first + head * task.head_step] : kMinusInfinity;
+      scale_results(m, view_of<float>(task.lse, batch, head), first, rows, sink, params.output_scale);
+    } else {
+      store_scalars(m, view_of<float>(task.m, batch, head), view_of<float>(task.l, batch, head), first, rows);
+    }
+    const kernels::Rows& floats = finish ? task.o32 : task.acc;
+    if (floats.data != nullptr) store_floats(m, view_of<float>(floats, batch, head), first, rows, width);
+    if (!finish) return;
+    if constexpr (kRounds) {
+      store_rounded(m, view_of<typename P::Element>(task.o, batch, head), first, rows, width, tile);
+    } else {
+      store_floats(m, view_of<float>(task.o, batch, head), first, rows, width);
+    }
+  }
+
+ private:
+  // What only NaN went into has a maximum from now on, so that it stays.
+  RINGSPAN_DEVICE void join_sums(M& m) {
     m.quad_sum(sum);
-    const auto m_rows = view_of<float>(task.m, batch, head);
-    const auto l_rows = view_of<float>(task.l, batch, head);
-    const auto acc_rows = view_of<float>(task.acc, batch, head);
+    m.each([&](int thread) {
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        if (max[thread][half] == kMinusInfinity && sum[thread][half] != 0.0F) max[thread][half] = 0.0F;
+      }
+    });
+  }
+
+  RINGSPAN_DEVICE void store_scalars(M& m, RowsView<float> m_rows, RowsView<float> l_rows, std::int64_t first, int rows) {
+    m.each([&](int thread) {
+      const Lane lane = lane_of(M::hidden(thread));
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane.row + half * 8;
+        if (row >= rows || seen[thread][half] == 0 || lane.column != 0) continue;
+        *m_rows.row(first + row) = max[thread][half];
+        *l_rows.row(first + row) = sum[thread][half];
+      }
+    });
+  }
+
+  // acc becomes o, of all rows.
+  RINGSPAN_DEVICE void scale_results(M& m, RowsView<float> lse_rows, std::int64_t first, int rows, float sink,
+                                     float output_scale) {
+    m.each([&](int thread) {
+      const Lane lane = lane_of(M::hidden(thread));
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane.row + half * 8;
+        const RowResult result = finish_state(max[thread][half], sum[thread][half], sink, output_scale);
+        if (row < rows && lane.column == 0) *lse_rows.row(first + row) = result.lse;
+        seen[thread][half] = 1;
+        RINGSPAN_UNROLL
+        for (int index = half * 2; index < P::kDim / 2; index += 4) {
+          RINGSPAN_UNROLL
+          for (int e = 0; e < 2; ++e) {
+            float& value = acc[thread][index + e];
+            value = result.factor == 0.0F ? 0.0F : value * result.factor;
+          }
+        }
+      }
+    });
+  }
+
+  // acc of the rows that were seen; a quad writes 32 bytes side by side.
+  RINGSPAN_DEVICE void store_floats(M& m, RowsView<float> to, std::int64_t first, int rows, int width) {
+    const bool pairs = reinterpret_cast<std::uintptr_t>(to.data) % 8 == 0 && to.stride % 2 == 0;
     m.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
         if (row >= rows || seen[thread][half] == 0) continue;
-        if (lane.column == 0) {
-          *m_rows.row(first + row) = max[thread][half];
-          *l_rows.row(first + row) = sum[thread][half];
-        }
+        float* const out = to.row(first + row);
         RINGSPAN_UNROLL
         for (int j = 0; j < P::kDim / 8; ++j) {
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + lane.column + e;
-            if (column < width) acc_rows.row(first + row)[column] = acc[thread][j * 4 + half * 2 + e];
+          const int column = j * 8 + lane.column;
+          const float low = acc[thread][j * 4 + half * 2];
+          const float high = acc[thread][j * 4 + half * 2 + 1];
+          if (pairs && column + 1 < width) {
+            *reinterpret_cast<FloatPair*>(out + column) = {low, high};
+          } else {
+            if (column < width) out[column] = low;
+            if (column + 1 < width) out[column + 1] = high;
           }
         }
       }
     });
+  }
+
+  // acc in 16 bits, through shared memory, so that whole runs of 16 bytes are written.
+  RINGSPAN_DEVICE void store_rounded(M& m, RowsView<typename P::Element> to, std::int64_t first, int rows, int width,
+                                     typename P::Element* tile) {
+    constexpr int kLead = P::kDim + 8;  // spreads eight rows over all banks
+    m.sync();
+    m.each([&](int thread) {
+      const Lane lane = lane_of(M::hidden(thread));
+      RINGSPAN_UNROLL
+      for (int index = 0; index < P::kDim / 4; ++index) {
+        const int row = lane.row + index % 2 * 8;
+        const int column = index / 2 * 8 + lane.column;
+        *reinterpret_cast<std::uint32_t*>(tile + row * kLead + column) =
+            M::template pack<P::kType>(acc[thread][2 * index], acc[thread][2 * index + 1]);
+      }
+    });
+    m.sync();
+    store_tile<P::kRows, P::kDim, kLead>(m, tile, to, first, rows, width);
   }
 };
 

@@ -15,6 +15,7 @@ void Executor::run() {
   const Program& program = *pass_->program;
   pass_->params.alibi_slopes = bindings_.alibi_slopes;
   pass_->params.alibi_batch_stride = bindings_.alibi_batch_stride;
+  pass_->params.sinks = bindings_.sinks;
   memory_ = {&program, arena_.data(), &bindings_, plan_->problem.group()};
   next_message_ = 0;
   if (device_ != nullptr) device_->begin_pass();

@@ -148,6 +148,10 @@ kernels::AttendTask resolve_attend(const Memory& memory, LaunchKind kind, const 
     task.m = query(kM);
     task.l = query(kL);
     task.acc = query(kAcc);
+    if (item.operands[kResult].view < 0) return task;
+    task.o = query(kResult);
+    task.lse = query(kResultLse);
+    task.o32 = query(kResult32);
   } else {
     task.d_out = query(kDOut);
     task.lse = query(kLse);
@@ -267,16 +271,21 @@ class Checker {
     const Slice& slice = item.slice;
     RINGSPAN_CHECK(slice.batch_count > 0 && !slice.heads.empty() && !slice.q.empty() && !slice.k.empty());
     const Progression kv = kv_heads_of(slice.heads, plan_.problem.group());
-    for (int index = 0; index < operand_count(kind); ++index) {
+    const bool finishes = kind == LaunchKind::attend && item.operands[kResult].view >= 0;
+    for (int index = 0; index < operand_count(kind) + (finishes ? 3 : 0); ++index) {
+      const bool is_state = index == kM || index == kL || index == kAcc;
+      if (finishes && (index == kResult32 || is_state) && item.operands[index].view < 0) continue;
       if (index >= kDq && item.operands[index].view < 0 && plan_.options.host_tensors) continue;  // dq, or dk and dv, only
       if (kind == LaunchKind::fused && (index == kDOut || index >= kDq)) continue;
-      const bool key = index == kK || index == kV || index == kDk || index == kDv;
-      const View& view = view_of(item.operands[index]);
       const bool forward = kind == LaunchKind::attend;
+      const bool key = index == kK || index == kV || (!forward && (index == kDk || index == kDv));
+      const View& view = view_of(item.operands[index]);
       const bool fused = is_fused(kind);
-      const bool value = index == kV || index == kDv || (forward ? index == kAcc : index == kDOut || (fused && index == kOut));
-      const bool per_row = forward ? index == kM || index == kL : index == kLse || (!fused && index == kDelta);
-      const bool storage = index <= kV || (fused ? index != kLse : !forward && index == kDOut);
+      const bool value = index == kV || (forward ? index == kAcc || index == kResult || index == kResult32
+                                                 : index == kDv || index == kDOut || (fused && index == kOut));
+      const bool per_row =
+          forward ? index == kM || index == kL || index == kResultLse : index == kLse || (!fused && index == kDelta);
+      const bool storage = index <= kV || (fused ? index != kLse : index == (forward ? kResult : kDOut));
       RINGSPAN_CHECK(view.dtype == (storage ? plan_.problem.dtype : DType::float32));
       RINGSPAN_CHECK(view.width == (per_row ? 1 : value ? plan_.problem.head_dim_v : plan_.problem.head_dim));
       check_span(view, slice.batch_first, slice.batch_count, key ? kv : slice.heads, item.operands[index],

@@ -5,8 +5,14 @@
 //     s = score(b, h, i, j)                                    scale, softcap, ALiBi (see Problem)
 //     the row state (m, l, acc) of (b, h, i), float32, takes the pair in:
 //         m' = max(m, s);  l' = l e^(m - m') + e^(s - m');  acc' = acc e^(m - m') + drop(b, h, i, j, state) e^(s - m') v_j
-// The identity is m = -inf, l = 0, acc = 0; rows without a pair keep their state bit for bit. A key that a query may not see
-// never influences it, whatever bits it holds (NaN and inf included). drop is 0 or 1 / (1 - dropout), 1 without dropout.
+// m = -inf is the identity, whatever l and acc hold; rows without a pair keep their state bit for bit. Where only NaN was seen,
+// m becomes 0, so that it stays. A key that a query may not see never influences it, whatever bits it holds (NaN and inf
+// included). drop is 0 or 1 / (1 - dropout), 1 without dropout.
+// A task with results (o.data set) is the last to touch its rows, and leaves these in place of their states, also of rows
+// without a pair: with the sink of the head, if there are any, taken in first, o = output_scale acc / l and lse = m + log l, or
+// 0 and -inf where l = 0. o may be where acc is.
+// Such a task may come without states (m.data == nullptr), where it is the first to touch its rows, too, and has no more keys
+// than keys_without_state.
 //
 // Backward. With the final lse of the row, delta = rowsum(do . o) and c = output_scale:
 //     p = min(1, e^(s - lse));  dp = c drop (do_i . v_j);  ds = p (dp - delta) ds/d(scale q k)
@@ -66,11 +72,15 @@ struct AttendTask {
   // forward: in place
   Rows m, l;  // float32, one element per row
   Rows acc;   // float32, head_dim_v
+  // forward: results, or none
+  Rows o;    // storage dtype, head_dim_v
+  Rows o32;  // float32, head_dim_v: the same, or none; may be acc
+  Rows lse;  // float32, one element per row; backward reads it
   // backward
-  Rows d_out;       // do, storage dtype, head_dim_v
-  Rows lse, delta;  // float32, one element per row
-  Rows dq;          // float32, head_dim
-  KeyRows dk, dv;   // float32
+  Rows d_out;      // do, storage dtype, head_dim_v
+  Rows delta;      // float32, one element per row
+  Rows dq;         // float32, head_dim
+  KeyRows dk, dv;  // float32
 };
 
 // What is the same for all tasks of a call.
@@ -92,7 +102,8 @@ struct AttendParams {
   std::int64_t alibi_batch_stride = 0;
   float dropout = 0.0F;
   std::uint64_t seed = 0;
-  float output_scale = 1.0F;  // backward only
+  float output_scale = 1.0F;     // backward, and forward of results
+  const float* sinks = nullptr;  // by query head, of results; or none
 };
 
 struct Context {
@@ -107,6 +118,7 @@ struct AttendKernel {
   std::int64_t (*scratch_bytes)(const AttendShape&);
   void (*run)(const AttendParams&, std::span<const AttendTask>, const Context&);
   TileSizes (*tile_sizes)(const AttendShape&) = [](const AttendShape&) { return TileSizes{}; };  // shape.tile is not looked at
+  std::int64_t (*keys_without_state)(const AttendShape&) = [](const AttendShape&) { return std::int64_t{0}; };  // forward
 };
 
 // Best first, reference last; every supported shape is supported by the reference.

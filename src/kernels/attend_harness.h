@@ -54,13 +54,16 @@ class Scratch {
   std::byte* data_ = nullptr;
 };
 
-inline void run_kernel(const AttendKernel& kernel, World& world, const std::vector<Part>& parts, int threads = 1) {
+inline void run_kernel(
+    const AttendKernel& kernel, World& world, const std::vector<Part>& parts, int threads = 1,
+    FunctionRef<void(AttendTask&)> change = [](AttendTask&) {}) {
   const AttendParams params = world.params(threads);
   ASSERT_TRUE(kernel.supports(params.shape)) << kernel.name;
   ThreadPool pool(threads);
   Scratch scratch(kernel.scratch_bytes(params.shape));
   const auto progress = [] {};
-  const std::vector<AttendTask> tasks = world.tasks(parts);
+  std::vector<AttendTask> tasks = world.tasks(parts);
+  for (AttendTask& task : tasks) change(task);
   kernel.run(params, tasks, Context{pool, scratch.data(), progress});
   EXPECT_TRUE(scratch.intact()) << kernel.name << " wrote outside its scratch";
   EXPECT_TRUE(world.output_gaps_intact()) << kernel.name << " wrote between rows";
@@ -77,10 +80,13 @@ inline void expect_forward(const World& world, const std::vector<Part>& parts, c
   const DenseResult truth = exact_attention(world, parts, false);
   const DenseResult naive = naive_attention(world, parts, false);
   const auto o = [&](auto b, auto r, auto h, auto e) {
-    const double l = world.l.get(b, r, h, 0);
-    return l == 0.0 ? 0.0 : world.acc.get(b, r, h, e) / l * world.spec.output_scale;
+    const bool nothing = world.m.get(b, r, h, 0) == -kInfinity;
+    return nothing ? 0.0 : world.acc.get(b, r, h, e) / world.l.get(b, r, h, 0) * world.spec.output_scale;
   };
-  const auto lse = [&](auto b, auto r, auto h, auto) { return world.m.get(b, r, h, 0) + std::log(world.l.get(b, r, h, 0)); };
+  const auto lse = [&](auto b, auto r, auto h, auto) {
+    const double m = world.m.get(b, r, h, 0);
+    return m == -kInfinity ? m : m + std::log(world.l.get(b, r, h, 0));
+  };
   Values lse_size = truth.lse;
   for (double& value : lse_size.data) value = 1.0;
   EXPECT_LE(excess_error(truth.o, naive.o, truth.o_size, truth.largest_score, world.spec.batch, o), 0.0) << what << ": o";

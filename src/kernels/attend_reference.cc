@@ -2,6 +2,7 @@
 #include <limits>
 
 #include "kernels/dropout.h"
+#include "kernels/finish_row.h"
 #include "kernels/progress.h"
 #include "kernels/reference.h"
 #include "kernels/score.h"
@@ -12,6 +13,7 @@ namespace ringspan::kernels {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+constexpr int kLargestWidth = 256;
 
 // One (batch item, query head) of one task.
 template <DType kType>
@@ -32,7 +34,16 @@ class HeadForward {
   void run(Progress& progress) {
     for (std::int64_t row = 0; row < task_.q_count; ++row) {
       const IndexRange keys = keys_of_row(task_, row);
-      if (!keys.empty()) run_row(row, keys);
+      if (task_.m.data != nullptr) {
+        float* const acc = row_of<float>(task_.acc, batch_, t_, row);
+        if (!keys.empty())
+          run_row(row, keys, *row_of<float>(task_.m, batch_, t_, row), *row_of<float>(task_.l, batch_, t_, row), acc);
+        if (task_.o.data != nullptr) finish_task_row(params_, task_, batch_, t_, row);
+      } else {
+        float m = kMinusInfinity, l = 0.0F, acc[kLargestWidth];
+        if (!keys.empty()) run_row(row, keys, m, l, acc);
+        finish_task_row(params_, task_, batch_, t_, row, m, l, acc);
+      }
       progress.tick();
     }
   }
@@ -48,13 +59,14 @@ class HeadForward {
   }
 
   // The row's state takes in all its keys at once: the maximum first, so that acc is rescaled once.
-  void run_row(std::int64_t row, IndexRange keys) {
+  void run_row(std::int64_t row, IndexRange keys, float& m, float& l, float* acc) {
     const Element* q = row_of<Element>(task_.q, batch_, t_, row);
-    float& m = *row_of<float>(task_.m, batch_, t_, row);
-    float& l = *row_of<float>(task_.l, batch_, t_, row);
-    float* acc = row_of<float>(task_.acc, batch_, t_, row);
     const std::int64_t i = task_.q_first + row * task_.q_step;
 
+    if (m == kMinusInfinity) {  // nothing yet
+      l = 0.0F;
+      std::fill_n(acc, params_.shape.head_dim_v, 0.0F);
+    }
     float m_new = m;
     for (std::int64_t c = keys.begin; c < keys.end; ++c) m_new = std::max(m_new, score(q, i, c));
     if (m_new != m) {  // never when both are -inf, so that no inf - inf arises
@@ -74,6 +86,7 @@ class HeadForward {
       const Element* v = v_ + c * task_.v.row_stride;
       for (int e = 0; e < params_.shape.head_dim_v; ++e) acc[e] += weight * Storage<kType>::load(v[e]);
     }
+    if (m == kMinusInfinity && l != 0.0F) m = 0.0F;  // NaN only
   }
 
   const AttendParams& params_;
@@ -89,8 +102,8 @@ class HeadForward {
 }  // namespace
 
 bool reference_supports(const AttendShape& shape, DType dtype) {
-  return shape.dtype == dtype && shape.head_dim >= 1 && shape.head_dim <= 256 && shape.head_dim_v >= 1 &&
-         shape.head_dim_v <= 256 && shape.group >= 1 && shape.threads >= 1;
+  return shape.dtype == dtype && shape.head_dim >= 1 && shape.head_dim <= kLargestWidth && shape.head_dim_v >= 1 &&
+         shape.head_dim_v <= kLargestWidth && shape.group >= 1 && shape.threads >= 1;
 }
 
 std::int64_t reference_scratch_bytes(const AttendShape&) { return 0; }

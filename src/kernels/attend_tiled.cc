@@ -7,6 +7,7 @@
 
 #include "base/check.h"
 #include "kernels/dropout.h"
+#include "kernels/finish_row.h"
 #include "kernels/forward_scratch.h"
 #include "kernels/key_split.h"
 #include "kernels/position_split.h"
@@ -21,6 +22,7 @@ namespace {
 constexpr std::int64_t kAheadTiles = 4;
 constexpr std::int64_t kAheadRows = 64;                    // of the next task
 constexpr int kBurst = 16, kKeyStep = 16, kQueryStep = 4;  // lines
+constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Everything one thread does for one unit, for queries in a range of positions.
 class UnitForward {
@@ -51,10 +53,11 @@ class UnitForward {
     const IndexRange keys = indices_between(task.k_first, task.k_step, task.k_count, first + task.lo, last + task.hi);
     // Tiles begin at multiples of their size, counted from the task's first key, whatever part of it is seen.
     const IndexRange all{keys.begin / key_tile() * key_tile(), keys.end};
+    if (task.o.data != nullptr) finish_unseeing(task, heads, rows);
     if (is_few(task, heads, all)) return run_few(task, heads, rows, all);
     const std::int64_t tiles = ceil_div(heads.size() * rows.size(), query_tile());
-    const std::int64_t length =
-        key_tile() * (tiles > kAheadTiles ? s_.run_tiles : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
+    const bool at_once = tiles > kAheadTiles || task.m.data == nullptr;
+    const std::int64_t length = key_tile() * (at_once ? s_.run_tiles : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
     for (std::int64_t begin = all.begin; begin < all.end; begin += length) {
       const IndexRange run{begin, std::min(begin + length, all.end)};
       IndexRange seeing = rows_of_keys(task, run, first, last);
@@ -125,7 +128,14 @@ class UnitForward {
     return ahead_rows(query_row(task, t, rows.begin), task.q.row_stride * element, params_.shape.head_dim * element,
                       rows.size());
   }
+  // What is written of the rows: their results, or their states.
   AheadRows ahead_states(const AttendTask& task, std::int64_t t, IndexRange rows) const {
+    if (task.o.data != nullptr) {
+      const std::int64_t size = size_of(params_.shape.dtype);
+      const std::int64_t first = batch(task) * task.o.batch_stride + t * task.o.head_stride + rows.begin * task.o.row_stride;
+      return ahead_rows(static_cast<const std::byte*>(task.o.data) + first * size, task.o.row_stride * size,
+                        params_.shape.head_dim_v * size, rows.size());
+    }
     constexpr std::int64_t element = sizeof(float);
     return ahead_rows(row_of<float>(task.acc, batch(task), t, rows.begin), task.acc.row_stride * element,
                       params_.shape.head_dim_v * element, rows.size());
@@ -186,7 +196,7 @@ class UnitForward {
       progress_.tick();
     }
     tile_.ahead = nullptr;
-    store(task, heads.begin, rows.begin);
+    store(task, heads.begin, rows.begin, keys);
   }
 
   RowSource key_source(const AttendTask& task, const KeyRows& rows, IndexRange keys, int width) const {
@@ -211,12 +221,13 @@ class UnitForward {
         ops_.attend(tile_);
         progress_.tick();
       }
-      store(task, heads.begin, row);
+      store(task, heads.begin, row, run);
     }
     if (!ahead_of_keys) tile_.ahead = nullptr;
   }
 
-  // The rows that see a key of the run, and which (relative to the run); the others are not touched.
+  // The rows that see a key of the run, and which (relative to the run, and one more if there are any after it); the others are
+  // not touched.
   int gather(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
     int count = 0;
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
@@ -227,7 +238,7 @@ class UnitForward {
         s_.index[count] = static_cast<std::int32_t>(row - rows.begin);
         s_.head[count] = static_cast<std::int32_t>(t);
         s_.begin[count] = static_cast<std::int32_t>(begin - run.begin);
-        s_.end[count] = static_cast<std::int32_t>(end - run.begin);
+        s_.end[count] = static_cast<std::int32_t>(std::min(keys.end, run.end + 1) - run.begin);
       }
     }
     return count;
@@ -286,29 +297,55 @@ class UnitForward {
       source.stride = 1, source.index = s_.offset;
     }
     tile_.q_finite = ops_.pack_queries(s_.dims, s_.q, source, params_.scale);
+    if (task.m.data == nullptr) return clear();
     const std::int64_t width = params_.shape.head_dim_v;
     const float *const m = row_of<const float>(task.m, b, t, row), *const l = row_of<const float>(task.l, b, t, row);
     const float* const acc = row_of<const float>(task.acc, b, t, row);
     for (int r = 0; r < tile_.rows; ++r) {
       s_.m[r] = m[at(task.m, r)];
-      s_.l[r] = l[at(task.l, r)];
       float* copy = s_.acc + r * s_.acc_stride;
-      const std::int64_t present = s_.m[r] == -std::numeric_limits<float>::infinity() ? 0 : width;  // the identity: all zeros
+      const bool has_seen = s_.m[r] != kNothing;
+      const std::int64_t present = has_seen ? width : 0;
+      s_.l[r] = has_seen ? l[at(task.l, r)] : 0.0F;
       std::copy_n(acc + at(task.acc, r), present, copy);
       std::fill(copy + present, copy + s_.acc_stride, 0.0F);
     }
   }
 
-  void store(const AttendTask& task, std::int64_t t, std::int64_t row) {
+  // States of rows that had nothing before.
+  void clear() {
+    std::fill_n(s_.m, tile_.rows, kNothing);
+    std::fill_n(s_.l, tile_.rows, 0.0F);
+    std::fill_n(s_.acc, tile_.rows * s_.acc_stride, 0.0F);
+  }
+
+  // After keys of the run: results of rows that see none after it, where the task has them, and states.
+  void store(const AttendTask& task, std::int64_t t, std::int64_t row, IndexRange run) {
     const std::int64_t b = batch(task);
-    float *const m = row_of<float>(task.m, b, t, row), *const l = row_of<float>(task.l, b, t, row);
-    float* const acc = row_of<float>(task.acc, b, t, row);
+    const bool has_state = task.m.data != nullptr;
+    float* const m = has_state ? row_of<float>(task.m, b, t, row) : nullptr;
+    float* const l = has_state ? row_of<float>(task.l, b, t, row) : nullptr;
+    float* const acc = has_state ? row_of<float>(task.acc, b, t, row) : nullptr;
+    const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
     for (int r = 0; r < tile_.rows; ++r) {
+      const float* const sums = s_.acc + r * s_.acc_stride;
+      if (s_.m[r] == kNothing && s_.l[r] != 0.0F) s_.m[r] = 0.0F;  // NaN only
+      if (task.o.data != nullptr && s_.end[r] <= run.size()) {
+        finish_task_row(params_, task, b, t + s_.head[r], row + s_.index[r], s_.m[r], s_.l[r], sums);
+        continue;
+      }
       m[at(task.m, r)] = s_.m[r];
       l[at(task.l, r)] = s_.l[r];
+      std::memcpy(acc + at(task.acc, r), sums, bytes);
     }
-    const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
-    for (int r = 0; r < tile_.rows; ++r) std::memcpy(acc + at(task.acc, r), s_.acc + r * s_.acc_stride, bytes);
+  }
+
+  // Rows that no tile touches.
+  void finish_unseeing(const AttendTask& task, IndexRange heads, IndexRange rows) {
+    for (std::int64_t row = rows.begin; row < rows.end; ++row) {
+      if (!keys_of_row(task, row).empty()) continue;
+      for (std::int64_t t = heads.begin; t < heads.end; ++t) finish_task_row(params_, task, batch(task), t, row);
+    }
   }
 
   // Of row r of the tile, from the first head and row.
@@ -351,6 +388,12 @@ std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& s
   return bytes * shape.threads;
 }
 
+// A task of fewer is not cut either (key_split.h).
+std::int64_t attend_tiled_keys_without_state(const TileOps& ops, const AttendShape& shape) {
+  const ForwardScratch layout(ops, shape, nullptr, nullptr);
+  return std::min<std::int64_t>(layout.run_tiles * layout.dims.tile.keys, 2 * kSplitMinKeys - 1);
+}
+
 namespace {
 
 // What every thread does with its part of the scratch.
@@ -385,7 +428,7 @@ class Threads {
   }
 
   // The parts of one task, in waves of as many as there are partial states.
-  void run(const KeySplit& split) const {
+  void run(const AttendTask& whole, const KeySplit& split) const {
     const std::int64_t slots = params_.shape.threads;
     for (std::int64_t first = 0; first < split.count(); first += slots) {
       const std::int64_t count = std::min(slots, split.count() - first);
@@ -401,6 +444,12 @@ class Threads {
           },
           context_.progress);
       for (std::int64_t slot = 0; slot < count; ++slot) split.merge(first + slot, part(slot));
+    }
+    if (whole.o.data == nullptr) return;
+    for (std::int64_t b = 0; b < whole.batch_count; ++b) {
+      for (std::int64_t t = 0; t < whole.head_count; ++t) {
+        for (std::int64_t row = 0; row < whole.q_count; ++row) finish_task_row(params_, whole, b, t, row);
+      }
     }
   }
 
@@ -419,10 +468,11 @@ void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<cons
   const Threads threads(ops, params, context);
   std::size_t done = 0;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
+    RINGSPAN_CHECK(tasks[i].m.data != nullptr || tasks[i].k_count <= attend_tiled_keys_without_state(ops, params.shape));
     const KeySplit split(tasks[i], params.shape, threads.key_tile());
     if (split.parts() == 1) continue;
     threads.run(tasks.subspan(done, i - done));
-    threads.run(split);
+    threads.run(tasks[i], split);
     done = i + 1;
   }
   threads.run(tasks.subspan(done));

@@ -22,6 +22,8 @@ namespace ringspan::kernels {
 TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&));
 
 std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);
+// Keys of a task that are packed at once, so that no row has to wait for more.
+std::int64_t attend_tiled_keys_without_state(const TileOps& ops, const AttendShape& shape);
 void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks, const Context& context);
 
 std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);

@@ -19,6 +19,7 @@ namespace ringspan::kernels::testing {
 
 inline constexpr std::int64_t kUnbounded = std::int64_t{1} << 60;
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+inline constexpr double kNan = std::numeric_limits<double>::quiet_NaN();
 
 inline double round_to(DType dtype, double value) {
   const auto single = static_cast<float>(value);
@@ -111,6 +112,7 @@ struct Part {
   std::int64_t q_row = 0, q_stride = 1, q_count = 0;
   std::int64_t k_row = 0, k_stride = 1, k_count = 0;
   std::int64_t lo = -kUnbounded, hi = kUnbounded;
+  bool results = false;  // of forward: o, o32 and lse
 };
 
 struct Spec {
@@ -124,6 +126,7 @@ struct Spec {
   std::int64_t diagonal = 0;
   double magnitude = 1.0;  // of q and k
   int state = 0;
+  bool sinks = false;
   std::uint64_t seed = 1;
   TileSize tile{0, 0};
   std::int64_t heads() const { return kv_heads * group; }
@@ -158,14 +161,19 @@ class World {
       return tensor;
     };
     m = result(s.n_q, s.heads(), 1, -kInfinity);
-    l = result(s.n_q, s.heads(), 1, 0.0);
-    acc = result(s.n_q, s.heads(), s.head_dim_v, 0.0);
+    l = result(s.n_q, s.heads(), 1, kNan);  // as m says, nothing yet
+    acc = result(s.n_q, s.heads(), s.head_dim_v, kNan);
+    o = Tensor(s.dtype, s.batch, s.n_q, s.heads(), s.head_dim_v, s.rows_inner, s.gap);
+    o32 = result(s.n_q, s.heads(), s.head_dim_v, kNan);
     lse = result(s.n_q, s.heads(), 1, 0.0);
     delta = result(s.n_q, s.heads(), 1, 0.0);
     dq = result(s.n_q, s.heads(), s.head_dim, 0.0);
     dk = result(s.n_k, s.kv_heads, s.head_dim, 0.0);
     dv = result(s.n_k, s.kv_heads, s.head_dim_v, 0.0);
     for (std::int64_t h = 0; h < s.batch * s.heads(); ++h) slopes.push_back(s.alibi_slope / static_cast<float>(1 + h));
+    for (std::int64_t h = 0; s.sinks && h < s.heads(); ++h) {
+      sinks.push_back(h % 3 == 2 ? -std::numeric_limits<float>::infinity() : static_cast<float>(normal(random)));
+    }
   }
 
   float scale() const { return spec.scale != 0.0F ? spec.scale : 1.0F / std::sqrt(static_cast<float>(spec.head_dim)); }
@@ -190,6 +198,7 @@ class World {
     p.dropout = spec.dropout;
     p.seed = spec.seed;
     p.output_scale = spec.output_scale;
+    p.sinks = spec.sinks ? sinks.data() : nullptr;
     return p;
   }
 
@@ -212,6 +221,7 @@ class World {
     };
     t.q = query_rows(q), t.k = key_rows(k), t.v = key_rows(v);
     t.m = query_rows(m), t.l = query_rows(l), t.acc = query_rows(acc);
+    if (part.results) t.o = query_rows(o), t.o32 = query_rows(o32);
     t.d_out = query_rows(d_out), t.lse = query_rows(lse), t.delta = query_rows(delta), t.dq = query_rows(dq);
     t.dk = key_rows(dk), t.dv = key_rows(dv);
     return t;
@@ -226,15 +236,15 @@ class World {
     return {0, spec.batch, 0, 1, spec.heads(), 0, 1, spec.n_q, 0, 1, spec.n_k, lo, hi};
   }
   bool output_gaps_intact() const {
-    for (const Tensor* t : {&m, &l, &acc, &lse, &delta, &dq, &dk, &dv}) {
+    for (const Tensor* t : {&m, &l, &acc, &o, &o32, &lse, &delta, &dq, &dk, &dv}) {
       if (!t->gaps_intact()) return false;
     }
     return true;
   }
 
   Spec spec;
-  Tensor q, k, v, d_out, m, l, acc, lse, delta, dq, dk, dv;
-  std::vector<float> slopes;
+  Tensor q, k, v, d_out, m, l, acc, o, o32, lse, delta, dq, dk, dv;
+  std::vector<float> slopes, sinks;
 };
 
 }  // namespace ringspan::kernels::testing

@@ -12,8 +12,13 @@ void advance(View& view, std::int64_t elements, std::int64_t element_size) {
   view.data = static_cast<std::byte*>(view.data) + elements * element_size;
 }
 
-// Also for a part whose l or acc is NaN while its m is -inf. The caller leaves out rows without a key.
 void merge_row(float& m, float& l, float* acc, float m_part, float l_part, const float* part, int width) {
+  constexpr float kNothing = -std::numeric_limits<float>::infinity();
+  if (m_part == kNothing) return;
+  if (m == kNothing) {
+    l = 0.0F;
+    std::fill_n(acc, width, 0.0F);
+  }
   const float m_new = m_part > m ? m_part : m;
   const float keep = m == m_new ? 1.0F : std::exp(m - m_new);
   const float take = m_part == m_new ? 1.0F : std::exp(m_part - m_new);
@@ -60,14 +65,12 @@ AttendTask KeySplit::part(std::int64_t index, std::byte* state) const {
   part.m = {floats, 0, 1, task_.q_count};
   part.l = {floats + kSplitRows, 0, 1, task_.q_count};
   part.acc = {floats + 2 * kSplitRows, 0, shape_.head_dim_v, task_.q_count * shape_.head_dim_v};
+  part.o = part.o32 = part.lse = {};
   return part;
 }
 
 void KeySplit::clear(const AttendTask& part) const {
-  const std::int64_t rows = part.head_count * part.q_count;
-  std::fill_n(static_cast<float*>(part.m.data), rows, -std::numeric_limits<float>::infinity());
-  std::fill_n(static_cast<float*>(part.l.data), rows, 0.0F);
-  std::fill_n(static_cast<float*>(part.acc.data), rows * shape_.head_dim_v, 0.0F);
+  std::fill_n(static_cast<float*>(part.m.data), part.head_count * part.q_count, -std::numeric_limits<float>::infinity());
 }
 
 void KeySplit::merge(std::int64_t index, const AttendTask& part) const {

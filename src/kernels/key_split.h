@@ -31,7 +31,7 @@ class KeySplit {
   std::int64_t count() const { return parts_ * units_.count(); }
   Unit unit(std::int64_t index) const { return units_.at(index / parts_); }
 
-  // Part `index` as a task of one unit, with the partial state at `state`.
+  // Part `index` as a task of one unit, with the partial state at `state` and without results.
   AttendTask part(std::int64_t index, std::byte* state) const;
   // Makes the state of a part one that has seen nothing.
   void clear(const AttendTask& part) const;

@@ -71,6 +71,7 @@ struct Tiled {
   }
   static bool supports(const AttendShape& shape) { return reference_supports(shape, kType) && kMachineHas(); }
   static std::int64_t forward_bytes(const AttendShape& shape) { return attend_tiled_scratch_bytes(kOps, shape); }
+  static std::int64_t keys(const AttendShape& shape) { return attend_tiled_keys_without_state(kOps, shape); }
   static std::int64_t backward_bytes(const AttendShape& shape) { return attend_backward_tiled_scratch_bytes(kOps, shape); }
   static void forward(const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
     attend_tiled(kOps, params, tasks, context);
@@ -82,10 +83,10 @@ struct Tiled {
 
 template <DType kType>
 struct Reference {
-  static TileSizes forward_sizes(const AttendShape&) { return {}; }
-  static constexpr auto backward_sizes = forward_sizes;
+  static constexpr auto forward_sizes = no_tile_sizes, backward_sizes = no_tile_sizes;
   static bool supports(const AttendShape& shape) { return reference_supports(shape, kType); }
   static std::int64_t forward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
+  static constexpr auto keys = any_keys;
   static std::int64_t backward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
   static constexpr auto forward = attend_reference<kType>;
   static constexpr auto backward = attend_backward_reference<kType>;
@@ -127,10 +128,10 @@ constexpr Implementation kImplementations[] = {
 };
 
 constexpr AttendKernel kAttendKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                             \
-  {"attend_" #short_name "_" #implementation, implementation<DType::dtype>::supports,  \
-   implementation<DType::dtype>::forward_bytes, implementation<DType::dtype>::forward, \
-   implementation<DType::dtype>::forward_sizes},
+#define RINGSPAN_KERNEL(dtype, short_name, implementation)                              \
+  {"attend_" #short_name "_" #implementation,   implementation<DType::dtype>::supports, \
+   implementation<DType::dtype>::forward_bytes, implementation<DType::dtype>::forward,  \
+   implementation<DType::dtype>::forward_sizes, implementation<DType::dtype>::keys},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };

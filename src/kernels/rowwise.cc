@@ -4,8 +4,8 @@
 #include <cmath>
 #include <cstring>
 #include <limits>
-#include <type_traits>
 
+#include "kernels/finish_row.h"
 #include "kernels/progress.h"
 #include "kernels/storage.h"
 
@@ -163,6 +163,12 @@ void with_operands(const RowTask& task, const std::int64_t* offsets, const Funct
 // The state (m, l, acc) takes in (m_other, l_other, values): both are e^-m-scaled sums. No effect where m_other = -inf.
 void merge_into(float& m, float& l, float* acc, float m_other, float l_other, const float* values, int width) {
   if (m_other == kMinusInfinity) return;
+  if (m == kMinusInfinity) {  // nothing yet, whatever l and acc hold
+    m = m_other;
+    l = l_other;
+    for (int e = 0; e < width; ++e) acc[e] = values[e] + 0.0F;
+    return;
+  }
   const float m_new = std::max(m, m_other);
   const float keep = m == m_new ? 1.0F : std::exp(m - m_new);
   const float take = m_other == m_new ? 1.0F : std::exp(m_other - m_new);
@@ -181,71 +187,6 @@ float dot_of(A, B, const typename A::Type* a, const typename B::Type* b, int wid
   }
   for (int lane = 0; e < width; ++e, ++lane) sums[lane] += A::load(a[e]) * B::load(b[e]);
   return ((sums[0] + sums[4]) + (sums[1] + sums[5])) + ((sums[2] + sums[6]) + (sums[3] + sums[7]));
-}
-
-struct RowResult {
-  float factor;  // of acc; 0: the row has no key and no sink
-  float lse;
-};
-
-RowResult finish_state(float m, float l, float sink) {
-  float keep = 1.0F;
-  if (sink != kMinusInfinity) {
-    const float m_new = std::max(m, sink);
-    keep = m == m_new ? 1.0F : std::exp(m - m_new);
-    l = l * keep + (sink == m_new ? 1.0F : std::exp(sink - m_new));
-    m = m_new;
-  }
-  if (l == 0.0F) return {0.0F, kMinusInfinity};
-  return {keep / l, m + std::log(l)};
-}
-
-// Two loops, as the compiler takes vectors only where it knows that reading and writing do not overlap, or do so exactly.
-void scale_row(const float* row, float factor, float* out, int width) {
-  if (factor == 0.0F) {
-    std::fill_n(out, width, 0.0F);
-  } else if (row == out) {
-    for (int e = 0; e < width; ++e) out[e] *= factor;
-  } else {
-    for (int e = 0; e < width; ++e) out[e] = row[e] * factor;
-  }
-}
-
-// Rounding takes many instructions: in vectors of eight where the machine has them; the same bits.
-template <typename Target>
-void round_row(const float* row, float factor, typename Target::Type* out, int width) {
-  for (int e = 0; e < width; ++e) out[e] = Target::store(row[e] * factor);
-}
-#if defined(__x86_64__)
-template <typename Target>
-__attribute__((target("avx2"))) void round_row_avx2(const float* row, float factor, typename Target::Type* out, int width) {
-  for (int e = 0; e < width; ++e) out[e] = Target::store(row[e] * factor);
-}
-#endif
-template <typename Target>
-void store_row(const float* row, float factor, typename Target::Type* out, int width) {
-#if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx2")) return round_row_avx2<Target>(row, factor, out, width);
-#endif
-  round_row<Target>(row, factor, out, width);
-}
-
-template <typename Target>
-void finish_row(const float* acc, float factor, typename Target::Type* o, float* o32, int width) {
-  if constexpr (std::is_same_v<typename Target::Type, float>) {
-    scale_row(acc, factor, o, width);
-    if (o32 != nullptr && o32 != o) std::copy_n(o, width, o32);
-  } else {
-    if (o32 != nullptr) {
-      scale_row(acc, factor, o32, width);
-      acc = o32, factor = 1.0F;
-    }
-    if (factor == 0.0F) {
-      std::fill_n(o, width, Target::store(0.0F));
-    } else {
-      store_row<Target>(acc, factor, o, width);
-    }
-  }
 }
 
 }  // namespace

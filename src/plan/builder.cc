@@ -222,7 +222,32 @@ void ProgramBuilder::attend(std::vector<Launch>& where, bool backward, std::span
   where.push_back(launch);
 }
 
+Program& ProgramBuilder::assemble() {
+  for (auto& [index, stage] : stages_) program_.stages.push_back(std::move(stage));
+  stages_.clear();
+  return program_;
+}
+
+// Views that no launch has were planned for what the kernels turned out to keep for themselves.
+void ProgramBuilder::drop_unused_regions() {
+  std::vector<bool> has_views(program_.regions.size()), used(program_.regions.size());
+  const auto mark = [&](std::vector<bool>& regions, RegionId region) {
+    if (region >= 0) regions[static_cast<std::size_t>(region)] = true;
+  };
+  const auto use = [&](const RowRef& ref) {
+    if (ref.view >= 0) mark(used, view_region_[static_cast<std::size_t>(ref.view)]);
+  };
+  for (const RegionId region : view_region_) mark(has_views, region);
+  for (const RowItem& item : program_.row_items) std::for_each(std::begin(item.operands), std::end(item.operands), use);
+  for (const AttendItem& item : program_.attend_items) std::for_each(std::begin(item.operands), std::end(item.operands), use);
+  for (const auto& [region, offset] : transfer_places_) mark(used, region);
+  for (std::size_t i = 0; i < used.size(); ++i) {
+    if (has_views[i] && !used[i]) program_.regions[i].bytes = 0;
+  }
+}
+
 Program ProgramBuilder::finish() {
+  drop_unused_regions();
   std::int64_t offset = 0;
   for (const bool saved : {true, false}) {
     for (Region& region : program_.regions) {
@@ -238,16 +263,18 @@ Program ProgramBuilder::finish() {
   }
   if (scratch_ >= 0) program_.scratch_offset = offset_of(scratch_);
   if (sink_gradient_ >= 0) program_.sink_gradient_offset = offset_of(sink_gradient_);
-  for (auto& [index, stage] : stages_) {
+  for (Stage& stage : program_.stages) {
     for (Round& round : stage.rounds) {
       for (Transfer& t : round.transfers) {
         const auto& [region, relative] = transfer_places_[static_cast<std::size_t>(t.offset)];
         t.offset = offset_of(region) + relative;
       }
     }
-    const bool acts = !stage.before.empty() || !stage.copies.empty() || !stage.rounds.empty() || !stage.compute.empty();
-    if (acts) program_.stages.push_back(std::move(stage));
   }
+  std::erase_if(program_.stages, [](const Stage& stage) {
+    return stage.before.empty() && stage.copies.empty() && stage.rounds.empty() && stage.compute.empty();
+  });
+  std::erase_if(program_.regions, [](const Region& region) { return region.bytes == 0; });
   return std::move(program_);
 }
 

@@ -63,7 +63,9 @@ class ProgramBuilder {
             bool with_sinks = false);
   void attend(std::vector<Launch>& where, bool backward, std::span<const AttendItem> items);
 
-  // Places the regions (saved ones first), resolves offsets, drops stages that do nothing.
+  // Puts the stages in order: what program() has then may still be rewritten.
+  Program& assemble();
+  // Places the regions (saved ones first) but those that nothing uses, resolves offsets, drops stages that do nothing.
   Program finish();
 
   Program& program() { return program_; }
@@ -72,6 +74,7 @@ class ProgramBuilder {
 
  private:
   void transfer(std::int64_t stage, int lane, RegionId region, std::int64_t offset, Transfer transfer);
+  void drop_unused_regions();
 
   const Problem& problem_;
   Program program_;

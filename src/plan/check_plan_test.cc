@@ -82,7 +82,18 @@ INSTANTIATE_TEST_SUITE_P(
         Mistake{"MessageToItself", [](PlanData& d) { first_transfer(d, true).peer = 1; }, "a message to itself"},
         Mistake{"ForgottenPack", [](PlanData& d) { forget(d, LaunchKind::copy); }, "sends what was never written"},
         Mistake{"ForgottenStart", [](PlanData& d) { forget(d, LaunchKind::fill); }, "reads what was never written"},
-        Mistake{"ForgottenEnd", [](PlanData& d) { forget(d, LaunchKind::finalize); }, "a row of lse is never written"},
+        Mistake{"ForgottenResults",
+                [](PlanData& d) {
+                  for (AttendItem& item : d.forward.attend_items) item.operands[internal::kResult].view = -1;
+                },
+                "a row of lse is never written"},
+        Mistake{"ResultsTooEarly",  // the last task has them; so has the first now
+                [](PlanData& d) {
+                  std::vector<AttendItem>& items = d.forward.attend_items;
+                  for (int i = internal::kResult; i <= internal::kResult32; ++i)
+                    items.front().operands[i] = items.back().operands[i];
+                },
+                "reads what was never written in m, l"},
         Mistake{"TooEarly",  // computes with what arrives meanwhile
                 [](PlanData& d) {
                   std::vector<Stage>& stages = d.forward.stages;

@@ -178,7 +178,9 @@ void FromHost::compute(int staying, const Outcome& outcome, std::span<const Entr
                        std::span<const AttendItem> items, bool first) {
   std::vector<Launch>& compute = builder_.stage(stage_).compute;
   for (const Part& sum : outcome.sums) {
-    if (first) pass_.fill(compute, staying_rows, sum, sum.kind == TensorKind::m ? kMinusInfinity : 0.0F, pass_.all_heads());
+    const bool guarded = sum.kind == TensorKind::l || sum.kind == TensorKind::acc;  // by m
+    if (!first || guarded) continue;
+    pass_.fill(compute, staying_rows, sum, sum.kind == TensorKind::m ? kMinusInfinity : 0.0F, pass_.all_heads());
   }
   if (pass_.is_backward() && !queries.empty()) {
     const std::vector<Part> parts{pass_.part(TensorKind::d_out), pass_.part(TensorKind::o), pass_.part(TensorKind::delta),

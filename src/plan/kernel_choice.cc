@@ -1,5 +1,7 @@
 #include "plan/kernel_choice.h"
 
+#include <limits>
+
 #include "kernels/attend.h"
 
 namespace ringspan::internal {
@@ -56,6 +58,12 @@ KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, P
   const Selected selected = select(problem, options, pass);
   const kernels::TileSize tile = kernels::tile_of(selected.kernel, selected.shape);
   return {std::string(selected.kernel.name), {tile.queries, tile.keys}, selected.source, {}};
+}
+
+std::int64_t keys_without_state(const Problem& problem, const PlanOptions& options) {
+  if (options.device != DeviceKind::cpu) return std::numeric_limits<std::int64_t>::max();
+  const Selected selected = select(problem, options, Pass::forward);
+  return selected.kernel.keys_without_state(selected.shape);
 }
 
 std::int64_t kernel_scratch_bytes(const Problem& problem, const PlanOptions& options, Pass pass) {

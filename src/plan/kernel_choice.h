@@ -19,6 +19,9 @@ inline bool is_fused_kernel(std::string_view name) { return name == "cudnn" || i
 // name that is given, or one per pass, and no tile: a library's fused attention is chosen when the device is there.
 KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, Pass pass);
 
+// Keys of a task up to which that kernel of the forward pass needs no state of its rows; any number on a device.
+std::int64_t keys_without_state(const Problem& problem, const PlanOptions& options);
+
 // What that kernel needs with that tile; nothing on a device.
 std::int64_t kernel_scratch_bytes(const Problem& problem, const PlanOptions& options, Pass pass);
 

@@ -290,11 +290,7 @@ void PassBuilder::begin(std::int64_t stage_index) {
       fill(before, own_q_, part(TensorKind::o), 0.0F, heads);
       fill(before, own_q_, part(TensorKind::lse), kMinusInfinity, heads);
     }
-    for (int s = 0; s < setting_.states; ++s) {
-      fill(before, own_q_, part(TensorKind::acc, s), 0.0F, state_heads_);
-      fill(before, own_q_, part(TensorKind::m, s), kMinusInfinity, state_heads_);
-      fill(before, own_q_, part(TensorKind::l, s), 0.0F, state_heads_);
-    }
+    for (int s = 0; s < setting_.states; ++s) fill(before, own_q_, part(TensorKind::m, s), kMinusInfinity, state_heads_);
     return;
   }
   const bool saved = setting_.states > 1 || setting_.keeps_o_float32();

@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "plan/kernel_choice.h"
+#include "plan/settle.h"
 
 namespace ringspan::internal {
 
@@ -56,8 +57,6 @@ void PassBuilder::end_forward(std::int64_t stage_index) {
       row += entry.box.positions.count;
     }
     fill(last, joined, part(TensorKind::m), kMinusInfinity, state_heads_);
-    fill(last, joined, part(TensorKind::l), 0.0F, state_heads_);
-    fill(last, joined, part(TensorKind::acc), 0.0F, state_heads_);
     for (int s = 0; s < setting_.states; ++s) {
       const std::vector<Part> from{part(TensorKind::m, s), part(TensorKind::l, s), part(TensorKind::acc, s)};
       const std::vector<Part> to{part(TensorKind::m), part(TensorKind::l), part(TensorKind::acc)};
@@ -170,7 +169,9 @@ void PassBuilder::sum_sink_gradients(std::int64_t stage_index) {
 }
 
 Program PassBuilder::finish() {
-  if (!builder_.program().attend_items.empty() && setting_.options.device == DeviceKind::cpu) {
+  Program& program = builder_.assemble();
+  if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), setting_.options));
+  if (!program.attend_items.empty() && setting_.options.device == DeviceKind::cpu) {
     const std::int64_t bytes = kernel_scratch_bytes(problem(), setting_.options, backward_ ? Pass::backward : Pass::forward);
     builder_.set_scratch(builder_.region("kernel scratch", Component::scratch, bytes));
   }

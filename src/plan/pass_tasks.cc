@@ -87,7 +87,7 @@ void PassBuilder::add_state(std::vector<Entry>& entries, RegionId region, std::v
         set_loc(entry, p, {builder_.arena_view(region, offset, p, entry.box), 0, 1});
         offset += entry.box.rows() * p.width * 4;
       }
-      fill(fills, entries, p, kind == TensorKind::m ? kMinusInfinity : 0.0F, all_heads());
+      if (kind == TensorKind::m) fill(fills, entries, p, kMinusInfinity, all_heads());
     }
   }
   builder_.grow(region, offset);

@@ -100,11 +100,15 @@ enum AttendOperand : int {
   kDk,
   kDv,
   kAllOperands,
-  kOut = kDelta  // of a fused call, which has lse where backward has it
+  kOut = kDelta,  // of a fused call, which has lse where backward has it
+  kResult = kDq,  // of a forward task that is the last over its rows: o, lse and, or none, o in float32
+  kResultLse = kDk,
+  kResult32 = kDv
 };
 
-// One affine (q, k, band) piece; forward uses q k v m l acc, backward q k v d_out lse delta dq dk dv. A fused call
-// (plan/fuse.h) uses q k v lse o, backward d_out dq dk dv too, all but lse in the storage dtype.
+// One affine (q, k, band) piece; forward uses q k v m l acc, and the results where it is the last over its rows
+// (plan/settle.h), backward q k v d_out lse delta dq dk dv. A fused call (plan/fuse.h) uses q k v lse o, backward d_out dq dk
+// dv too, all but lse in the storage dtype.
 struct AttendItem {
   Slice slice;  // batch, query heads, q, k, band, diagonal, state
   RowRef operands[kAllOperands];

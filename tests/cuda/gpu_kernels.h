@@ -60,14 +60,16 @@ bool runs_on_gpu(const kernels::AttendShape& shape) {
 template <bool kBackward>
 std::vector<kernels::AttendKernel> gpu_kernels() {
   if (!has_gpu()) return {};
-  constexpr auto scratch = kernels::reference_scratch_bytes;
-  std::vector<kernels::AttendKernel> list = {
-      {"attend_f32_gpu", runs_on_gpu<DType::float32>, scratch, run_on_gpu<kBackward, false>},
-      {"attend_bf16_gpu", runs_on_gpu<DType::bfloat16>, scratch, run_on_gpu<kBackward, false>},
-      {"attend_f16_gpu", runs_on_gpu<DType::float16>, scratch, run_on_gpu<kBackward, false>}};
+  std::vector<kernels::AttendKernel> list;
+  const auto add = [&](std::string_view name, auto supports, auto run) {
+    list.push_back({name, supports, kernels::reference_scratch_bytes, run, kernels::no_tile_sizes, kernels::any_keys});
+  };
+  add("attend_f32_gpu", runs_on_gpu<DType::float32>, run_on_gpu<kBackward, false>);
+  add("attend_bf16_gpu", runs_on_gpu<DType::bfloat16>, run_on_gpu<kBackward, false>);
+  add("attend_f16_gpu", runs_on_gpu<DType::float16>, run_on_gpu<kBackward, false>);
   if (!has_warpgroups()) return list;  // shapes that they do not have run with mma
-  list.push_back({"attend_bf16_wgmma_gpu", runs_on_gpu<DType::bfloat16>, scratch, run_on_gpu<kBackward, true>});
-  list.push_back({"attend_f16_wgmma_gpu", runs_on_gpu<DType::float16>, scratch, run_on_gpu<kBackward, true>});
+  add("attend_bf16_wgmma_gpu", runs_on_gpu<DType::bfloat16>, run_on_gpu<kBackward, true>);
+  add("attend_f16_wgmma_gpu", runs_on_gpu<DType::float16>, run_on_gpu<kBackward, true>);
   return list;
 }
 

@@ -143,7 +143,10 @@ class Hazards {
 
  private:
   enum : std::uint8_t { kWritten = 1, kSending = 2, kReceiving = 4, kUnread = 8, kCopying = 16 };
-  enum class Access : std::uint8_t { read, write, update };
+  // peek and hold are read and update of l and acc, which m says whether there are any; discard: holds nothing any more.
+  enum class Access : std::uint8_t { read, write, update, peek, hold, discard };
+  static bool needs_written(Access how) { return how == Access::read || how == Access::update || how == Access::discard; }
+  static bool only_reads(Access how) { return how == Access::read || how == Access::peek; }
 
   // Without the kernels' scratch, which is large and nobody else's.
   std::int64_t arena_bytes() const {
@@ -311,9 +314,9 @@ class Hazards {
         {LaunchKind::fill, {write}},
         {LaunchKind::copy, {read, write}},
         {LaunchKind::add, {read, update}},
-        {LaunchKind::merge, {read, read, update, update, update}},
-        {LaunchKind::merge_states, {read, read, read, update, update, update}},
-        {LaunchKind::finalize, {read, read, read, write, write, write}},
+        {LaunchKind::merge, {read, read, update, hold, hold}},
+        {LaunchKind::merge_states, {read, peek, peek, update, hold, hold}},
+        {LaunchKind::finalize, {read, peek, peek, write, write, write}},
         {LaunchKind::delta, {read, read, write, read}},
         {LaunchKind::sink_gradient, {read, read}}};
     const std::vector<Access>& accesses = kAccesses.at(launch.kind);
@@ -330,22 +333,34 @@ class Hazards {
 
   void run(LaunchKind kind, const AttendItem& item) {
     const Slice& s = item.slice;
-    const int operands = kind == LaunchKind::attend ? internal::kAttendOperands : internal::kAllOperands;
+    const bool forward = kind == LaunchKind::attend;
+    const bool finishes = forward && item.operands[internal::kResult].view >= 0;
+    const int operands = forward && !finishes ? internal::kAttendOperands : internal::kAllOperands;
     if (is_empty(s)) fail("a task without a pair: " + to_string(s));
     for (int i = 0; i < operands; ++i) {
-      const bool key = i == internal::kK || i == internal::kV || i == internal::kDk || i == internal::kDv;
-      const bool updated = kind == LaunchKind::attend ? i >= internal::kM : i >= internal::kDq;
+      const bool key = i == internal::kK || i == internal::kV || (!forward && (i == internal::kDk || i == internal::kDv));
       if (item.operands[i].view < 0) {
+        const bool is_state = i == internal::kM || i == internal::kL || i == internal::kAcc;
+        if (finishes && (i == internal::kResult32 || is_state)) continue;
         if (i < internal::kDq || !data_.options.host_tensors) fail(fmt::format("operand {} is missing", i));
         continue;
       }
       if (data_.options.host_tensors && !program_->views.at(static_cast<std::size_t>(item.operands[i].view)).in_arena) {
         fail("a kernel follows an address of the host");
       }
-      access(item.operands[i], updated ? Access::update : Access::read, s.batch_first, s.batch_count, s.heads,
-             key ? data_.problem.group() : 1, key ? s.k.count : s.q.count);
+      access(item.operands[i],
+             forward              ? forward_access(i, finishes)
+             : i >= internal::kDq ? Access::update
+                                  : Access::read,
+             s.batch_first, s.batch_count, s.heads, key ? data_.problem.group() : 1, key ? s.k.count : s.q.count);
       check_own_position(item.operands[i], key ? s.k : s.q, key);
     }
+  }
+
+  static Access forward_access(int operand, bool finishes) {
+    if (operand < internal::kM) return Access::read;
+    if (operand == internal::kM) return finishes ? Access::discard : Access::update;
+    return operand < internal::kAttendOperands ? Access::hold : Access::write;
   }
 
   // A row of the caller's tensor is the position that the task names.
@@ -396,7 +411,7 @@ class Hazards {
     if (first < region.offset || first + bytes > region.offset + region.bytes) return fail("outside of region " + region.name);
     for (std::int64_t i = first; i < first + bytes; ++i) {
       std::uint8_t& byte = arena_[static_cast<std::size_t>(i)];
-      if (how != Access::write && (byte & kWritten) == 0) return fail("reads what was never written in " + region.name);
+      if (needs_written(how) && (byte & kWritten) == 0) return fail("reads what was never written in " + region.name);
       if ((byte & kReceiving) != 0) return fail("uses what is being received in " + region.name);
       if ((byte & kCopying) != 0) return fail("uses what is being copied in " + region.name);
       if (copying_) {
@@ -405,9 +420,10 @@ class Hazards {
         byte = static_cast<std::uint8_t>((how == Access::write ? kCopying : byte | kSending) & ~kUnread);
         continue;
       }
-      if (how != Access::read && (byte & kSending) != 0) return fail("writes what is being sent in " + region.name);
+      if (!only_reads(how) && (byte & kSending) != 0) return fail("writes what is being sent in " + region.name);
       if (how == Access::write) check_read(byte);
-      byte = static_cast<std::uint8_t>((byte | (how != Access::read ? kWritten : 0)) & ~kUnread);
+      byte = static_cast<std::uint8_t>((byte | (only_reads(how) ? 0 : kWritten)) & ~kUnread);
+      if (how == Access::discard) byte = static_cast<std::uint8_t>(byte & ~kWritten);
     }
   }
 
@@ -417,11 +433,11 @@ class Hazards {
       return fail(fmt::format("outside of the caller's {}", internal::to_string(view.kind)));
     }
     std::uint8_t& written = caller.written[static_cast<std::size_t>((batch * caller.rows + row) * caller.heads + head)];
-    if (how != Access::write && written == 0)
+    if (needs_written(how) && written == 0)
       return fail(fmt::format("reads {} before it is written", internal::to_string(view.kind)));
-    if (how != Access::read && is_input(view.kind, backward_))
+    if (!only_reads(how) && is_input(view.kind, backward_))
       return fail(fmt::format("writes the input {}", internal::to_string(view.kind)));
-    if (how != Access::read) written = kWritten;
+    if (!only_reads(how)) written = kWritten;
   }
 
   void check_outputs() {
