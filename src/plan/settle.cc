@@ -3,76 +3,20 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <tuple>
 #include <vector>
+
+#include "plan/cover.h"
+#include "plan/rewrite_rows.h"
 
 namespace ringspan::internal {
 namespace {
 
-// Beyond these, rows stay with the launch: planning must not take longer than what it saves.
-constexpr std::size_t kMostPlanes = 256;
+// Planning must not take longer than what it saves: beyond these, rows stay with the launch.
 constexpr std::int64_t kMostComparisons = std::int64_t{1} << 24;
-constexpr std::int64_t kMostSteps = 16;
+constexpr std::int32_t kNoView = -1;
 
 // Operands of a finalize item.
 enum : int { kStateM, kStateL, kStateAcc, kResultO, kResultLseRow, kResultO32 };
-
-// The batch items and heads of a task: tasks over different rows of the same ones.
-struct Plane {
-  std::int64_t batch_first = 0, batch_count = 0;
-  Progression heads;
-  auto key() const { return std::tuple(batch_first, batch_count, heads.first, heads.stride, heads.count); }
-  bool operator<(const Plane& other) const { return key() < other.key(); }
-  bool overlaps(const Plane& other) const {
-    return batch_first < other.batch_first + other.batch_count && other.batch_first < batch_first + batch_count &&
-           !intersect(heads, other.heads).empty();
-  }
-  bool is_inside(const RowItem& item) const {
-    return batch_first >= item.batch_first && batch_first + batch_count <= item.batch_first + item.batch_count &&
-           intersect(heads, item.heads).count == heads.count;
-  }
-};
-
-// Disjoint ranges [first, last]; neighbours that touch are one.
-class Ranges {
- public:
-  bool overlaps(std::int64_t first, std::int64_t last) const {
-    const auto after = ends_.upper_bound(last);
-    return after != ends_.begin() && std::prev(after)->second >= first;
-  }
-  void add(std::int64_t first, std::int64_t last) {
-    auto at = ends_.upper_bound(last + 1);
-    while (at != ends_.begin() && std::prev(at)->second >= first - 1) {
-      --at;
-      first = std::min(first, at->first);
-      last = std::max(last, at->second);
-      at = ends_.erase(at);
-    }
-    ends_.emplace(first, last);
-  }
-  // What of [first, last] is in none.
-  template <typename Visit>
-  void for_gaps(std::int64_t first, std::int64_t last, const Visit& visit) const {
-    for (const auto& [begin, end] : ends_) {
-      if (end < first || begin > last) continue;
-      if (begin > first) visit(first, begin - 1);
-      first = end + 1;
-    }
-    if (first <= last) visit(first, last);
-  }
-
- private:
-  std::map<std::int64_t, std::int64_t> ends_;
-};
-
-// Rows in steps, as one set of ranges per remainder.
-struct StepRanges {
-  std::int64_t step = 1;
-  std::map<std::int64_t, Ranges> by_remainder;
-  Ranges& of(std::int64_t row) { return by_remainder[row % step]; }
-  bool overlaps(std::int64_t row, std::int64_t count) { return of(row).overlaps(row / step, row / step + count - 1); }
-  void add(std::int64_t row, std::int64_t count) { of(row).add(row / step, row / step + count - 1); }
-};
 
 class Settler {
  public:
@@ -81,263 +25,138 @@ class Settler {
 
   void run() {
     collect();
-    for (auto& [view, planes] : tasks_) {
-      if (planes.size() > kMostPlanes || std::count(merged_.begin(), merged_.end(), view) > 0) continue;
-      for (auto plane = planes.begin(); plane != planes.end(); ++plane) {
-        const bool alone = std::none_of(planes.begin(), planes.end(), [&](const auto& other) {
-          return &other != &*plane && other.first.overlaps(plane->first);
-        });
-        if (alone) find_last(plane->first, plane->second);
-      }
-    }
+    for (const auto& [view, items] : tasks_) find_last(view, items);
     if (lasts_.empty()) return;
-    rewrite();
-    for (const auto& [view, planes] : tasks_) {
-      if (is_needless(view, planes)) drop_state(view);
+    rewrite_rows(program_, [this](RowLaunch&& launch) {
+      if (launch.launch.kind == LaunchKind::finalize) settle_rows(launch);
+      return std::vector{std::move(launch)};
+    });
+    for (const auto& [view, items] : tasks_) {
+      if (is_needless(view, items)) drop_state(view, items);
     }
   }
 
  private:
-  using Items = std::vector<std::int64_t>;  // of attend_items
   struct Last {
-    Plane plane;
+    Strip strip;
+    std::int32_t view = kNoView;
     std::int64_t item = 0;
-    std::int64_t step = 1;
     bool settled = false;
   };
-  static constexpr std::int32_t kNoView = -1;
 
   AttendItem& item(std::int64_t index) { return program_.attend_items[static_cast<std::size_t>(index)]; }
   const View& view(const RowRef& ref) const { return program_.views[static_cast<std::size_t>(ref.view)]; }
 
-  template <typename Visit>
-  void for_launches(const Visit& visit) {
-    for (Stage& stage : program_.stages) {
-      for (std::vector<Launch>* launches : {&stage.before, &stage.copies, &stage.compute}) visit(*launches);
-    }
-  }
-
-  // Which tasks touch which states, in order.
+  // Which tasks touch which states, in order, and which states something else writes.
   void collect() {
-    for_launches([&](const std::vector<Launch>& launches) {
-      for (const Launch& launch : launches) {
-        for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-          if (launch.kind == LaunchKind::attend) {
-            const Slice& slice = item(index).slice;
-            Plane plane{slice.batch_first, slice.batch_count, slice.heads};
-            if (plane.heads.count == 1) plane.heads.stride = 1;
-            tasks_[item(index).operands[kM].view][plane].push_back(index);
-          } else if (launch.kind == LaunchKind::merge || launch.kind == LaunchKind::merge_states) {
-            const int m = launch.kind == LaunchKind::merge ? 2 : 3;
-            merged_.push_back(program_.row_items[static_cast<std::size_t>(index)].operands[m].view);
-          }
+    for_launches(program_, [&](const Launch& launch) {
+      for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+        if (launch.kind == LaunchKind::attend) {
+          tasks_[item(index).operands[kM].view].push_back(index);
+        } else if (launch.kind == LaunchKind::merge || launch.kind == LaunchKind::merge_states) {
+          const int m = launch.kind == LaunchKind::merge ? 2 : 3;
+          merged_[program_.row_items[static_cast<std::size_t>(index)].operands[m].view] = true;
         }
       }
     });
-    std::sort(merged_.begin(), merged_.end());
-    merged_.erase(std::unique(merged_.begin(), merged_.end()), merged_.end());
   }
 
-  // The tasks of a plane that nobody comes after.
-  void find_last(const Plane& plane, const Items& items) {
-    std::int64_t step = 1;
+  // The tasks that nobody comes after.
+  void find_last(std::int32_t state, const std::vector<std::int64_t>& items) {
+    if (merged_.contains(state)) return;
+    std::vector<Strip> strips;
     for (const std::int64_t index : items) {
-      if (item(index).slice.q.count > 1) step = std::max(step, item(index).operands[kM].step);
-    }
-    if (step > kMostSteps) return;
-    for (const std::int64_t index : items) {
+      const Slice& slice = item(index).slice;
       const RowRef& m = item(index).operands[kM];
-      if (item(index).slice.q.count > 1 && m.step != step) return;
+      strips.push_back({make_plane(slice.batch_first, slice.batch_count, slice.heads), m.row, m.step, slice.q.count});
     }
-    StepRanges later{step, {}};
-    for (auto index = items.rbegin(); index != items.rend(); ++index) {
-      const std::int64_t row = item(*index).operands[kM].row, count = item(*index).slice.q.count;
-      if (!later.overlaps(row, count)) {
-        lasts_.push_back({plane, *index, step});
-      } else {
-        shared_.push_back(item(*index).operands[kM].view);
-      }
-      later.add(row, count);
+    const auto last = last_ones(strips);
+    if (!last) return;
+    for (std::size_t i = 0; i < strips.size(); ++i) {
+      if ((*last)[i]) lasts_.push_back({strips[i], state, items[i]});
     }
   }
 
-  bool is_result(const Launch& launch, const RowItem& rows) const {
-    return launch.kind == LaunchKind::finalize && launch.with_sinks == sinks_ && !view(rows.operands[kResultO]).in_arena &&
-           !view(rows.operands[kResultLseRow]).in_arena && rows.operands[kStateM].step == 1;
+  // The rows of a finalize launch that no last task has; those tasks get their results.
+  void settle_rows(RowLaunch& launch) {
+    std::vector<RowItem> left;
+    for (const RowItem& rows : launch.items) {
+      const bool is_result = launch.launch.with_sinks == sinks_ && !view(rows.operands[kResultO]).in_arena &&
+                             !view(rows.operands[kResultLseRow]).in_arena && rows.operands[kStateM].step == 1;
+      if (!is_result || !take(rows, left)) left.push_back(rows);
+    }
+    launch.items = std::move(left);
   }
 
-  // All row items anew, in the order of the launches, as those of finalize launches become fewer or more.
-  void rewrite() {
-    std::vector<RowItem> kept;
-    for_launches([&](std::vector<Launch>& launches) {
-      for (Launch& launch : launches) {
-        if (is_attention(launch.kind)) continue;
-        const std::int64_t first = launch.first;
-        launch.first = static_cast<std::int64_t>(kept.size());
-        for (std::int64_t index = first; index < first + launch.count; ++index) {
-          const RowItem& rows = program_.row_items[static_cast<std::size_t>(index)];
-          if (!is_result(launch, rows) || !take(rows, kept)) kept.push_back(rows);
-        }
-        launch.count = static_cast<std::int64_t>(kept.size()) - launch.first;
-      }
-      std::erase_if(launches, [](const Launch& launch) { return launch.kind == LaunchKind::finalize && launch.count == 0; });
-    });
-    program_.row_items = std::move(kept);
-  }
-
-  // Gives the last tasks over `rows` their results; what no task has goes to `left`. False: nothing was done.
   bool take(const RowItem& rows, std::vector<RowItem>& left) {
     compared_ += static_cast<std::int64_t>(lasts_.size());
     if (compared_ > kMostComparisons) return false;
-    const RowRef& m = rows.operands[kStateM];
-    std::map<Plane, std::vector<Last*>> planes;
+    std::vector<Last*> inside;
+    std::vector<Strip> strips;
     for (Last& last : lasts_) {
-      const RowRef& own = item(last.item).operands[kM];
-      const std::int64_t end = own.row + (item(last.item).slice.q.count - 1) * own.step;
-      if (own.view != m.view || last.settled || own.row < m.row || end >= m.row + rows.rows) continue;
-      if (last.plane.is_inside(rows)) planes[last.plane].push_back(&last);
+      if (last.settled || last.view != rows.operands[kStateM].view || !last.strip.is_inside(rows, kStateM)) continue;
+      inside.push_back(&last);
+      strips.push_back(last.strip);
     }
-    std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> heads;  // by batch items
-    for (const auto& [plane, lasts] : planes) heads[{plane.batch_first, plane.batch_count}] += plane.heads.count;
-    std::int64_t batch = rows.batch_first;
-    std::vector<RowItem> rest;
-    for (const auto& [range, count] : heads) {  // in order
-      if (range.first < batch || count != rows.heads.count) return false;
-      add_batches(rows, batch, range.first - batch, rest);
-      batch = range.first + range.second;
+    const auto rest = uncovered(rows, kStateM, strips);
+    if (inside.empty() || !rest) return false;
+    left.insert(left.end(), rest->begin(), rest->end());
+    for (Last* last : inside) {
+      RowRef* const operands = item(last->item).operands;
+      operands[kResult] = at_same_rows(rows, kStateM, operands[kM], kResultO);
+      operands[kResultLse] = at_same_rows(rows, kStateM, operands[kM], kResultLseRow);
+      operands[kResult32] = at_same_rows(rows, kStateM, operands[kM], kResultO32);
+      last->settled = true;
     }
-    if (planes.empty()) return false;
-    add_batches(rows, batch, rows.batch_first + rows.batch_count - batch, rest);
-    left.insert(left.end(), rest.begin(), rest.end());
-    for (const auto& [plane, lasts] : planes) settle_plane(rows, plane, lasts, left);
     return true;
   }
 
-  static void add_batches(RowItem rows, std::int64_t first, std::int64_t count, std::vector<RowItem>& left) {
-    if (count == 0) return;
-    rows.batch_first = first, rows.batch_count = count;
-    left.push_back(rows);
-  }
-
-  void settle_plane(const RowItem& rows, const Plane& plane, const std::vector<Last*>& lasts, std::vector<RowItem>& left) {
-    const RowRef& m = rows.operands[kStateM];
-    StepRanges done{lasts.front()->step, {}};
-    for (Last* last : lasts) {
-      AttendItem& task = item(last->item);
-      const RowRef own = task.operands[kM];
-      const auto result = [&](int operand) {
-        const RowRef& ref = rows.operands[operand];
-        return ref.view < 0 ? RowRef{} : RowRef{ref.view, ref.row + (own.row - m.row) * ref.step, own.step * ref.step};
-      };
-      task.operands[kResult] = result(kResultO);
-      task.operands[kResultLse] = result(kResultLseRow);
-      task.operands[kResult32] = result(kResultO32);
-      last->settled = true;
-      done.add(own.row, task.slice.q.count);
-    }
-    for (std::int64_t remainder = 0; remainder < done.step; ++remainder) {
-      const std::int64_t first = m.row + ((remainder - m.row) % done.step + done.step) % done.step;
-      const std::int64_t last = m.row + rows.rows - 1;
-      if (first > last) continue;
-      done.of(first).for_gaps(first / done.step, (last - first) / done.step + first / done.step,
-                              [&](std::int64_t begin, std::int64_t end) {
-                                RowItem gap = rows;
-                                gap.batch_first = plane.batch_first, gap.batch_count = plane.batch_count;
-                                gap.heads = plane.heads;
-                                gap.rows = end - begin + 1;
-                                for (RowRef& ref : gap.operands) {
-                                  if (ref.view < 0) continue;
-                                  ref.row += (begin * done.step + first % done.step - m.row) * ref.step;
-                                  ref.step *= done.step;
-                                }
-                                left.push_back(gap);
-                              });
-    }
-  }
-
-  // Whether no task needs the state: all are settled, so that none comes before another, and few keys or many are one to the
-  // kernel; and rows that no task has end as zeros.
-  bool is_needless(std::int32_t view, const std::map<Plane, Items>& planes) {
-    if (std::count(merged_.begin(), merged_.end(), view) > 0 || std::count(shared_.begin(), shared_.end(), view) > 0)
-      return false;
-    for (const auto& [plane, items] : planes) {
-      for (const std::int64_t index : items) {
-        if (item(index).operands[kResult].view == kNoView || item(index).slice.k.count > keys_without_state_) return false;
-      }
+  // Whether no task needs the state: all are settled, so that none comes before another, and have no more keys than the kernel
+  // takes without; and rows that no task has end as zeros.
+  bool is_needless(std::int32_t state, const std::vector<std::int64_t>& items) {
+    for (const std::int64_t index : items) {
+      if (item(index).operands[kResult].view == kNoView || item(index).slice.k.count > keys_without_state_) return false;
     }
     bool zeros = true;
-    for_launches([&](const std::vector<Launch>& launches) {
-      for (const Launch& launch : launches) {
-        if (launch.kind != LaunchKind::finalize) continue;
-        for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-          zeros = zeros && (!has_state(index, view) || !launch.with_sinks);
-        }
+    for_launches(program_, [&](const Launch& launch) {
+      if (launch.kind != LaunchKind::finalize || !launch.with_sinks) return;
+      for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+        zeros = zeros && program_.row_items[static_cast<std::size_t>(index)].operands[kStateM].view != state;
       }
     });
     return zeros;
   }
 
-  // Whether operand 0 of a row item, m of a finalize and what a fill writes, is the view.
-  bool has_state(std::int64_t index, std::int32_t view) const {
-    return program_.row_items[static_cast<std::size_t>(index)].operands[kStateM].view == view;
-  }
-
-  void drop_state(std::int32_t view) {
-    for (const auto& [plane, items] : tasks_[view]) {
-      for (const std::int64_t index : items) {
-        for (const int operand : {kM, kL, kAcc}) item(index).operands[operand] = RowRef{};
-      }
+  void drop_state(std::int32_t state, const std::vector<std::int64_t>& items) {
+    for (const std::int64_t index : items) {
+      for (const int operand : {kM, kL, kAcc}) item(index).operands[operand] = RowRef{};
     }
-    std::vector<RowItem> kept;
-    for_launches([&](std::vector<Launch>& launches) {
-      std::vector<Launch> left;
-      for (const Launch& launch : launches) {
-        if (is_attention(launch.kind)) {
-          left.push_back(launch);
-          continue;
-        }
-        const bool drops = launch.kind == LaunchKind::fill || launch.kind == LaunchKind::finalize;
+    rewrite_rows(program_, [state](RowLaunch&& launch) {
+      std::vector<RowLaunch> result;
+      const LaunchKind kind = launch.launch.kind;
+      if (kind == LaunchKind::fill || kind == LaunchKind::finalize) {
         std::vector<RowItem> empty;
-        Launch rest = launch;
-        rest.first = static_cast<std::int64_t>(kept.size());
-        for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-          const bool goes = drops && has_state(index, view);
-          (goes ? empty : kept).push_back(program_.row_items[static_cast<std::size_t>(index)]);
+        std::erase_if(launch.items, [&](const RowItem& rows) {
+          if (rows.operands[kStateM].view != state) return false;
+          empty.push_back(rows);
+          return true;
+        });
+        if (kind == LaunchKind::finalize) {
+          result.push_back(fill_of(empty, kResultO, launch.launch.width, 0.0F));
+          result.push_back(fill_of(empty, kResultLseRow, 1, -std::numeric_limits<float>::infinity()));
+          result.push_back(fill_of(empty, kResultO32, launch.launch.width, 0.0F));
         }
-        rest.count = static_cast<std::int64_t>(kept.size()) - rest.first;
-        if (rest.count > 0 || launch.kind == LaunchKind::sum_sinks) left.push_back(rest);
-        if (launch.kind == LaunchKind::finalize && !empty.empty()) fill_results(empty, launch.width, left, kept);
       }
-      launches = std::move(left);
+      result.push_back(std::move(launch));
+      return result;
     });
-    program_.row_items = std::move(kept);
-  }
-
-  // o = 0, lse = -inf.
-  static void fill_results(const std::vector<RowItem>& rows, int width, std::vector<Launch>& launches,
-                           std::vector<RowItem>& kept) {
-    for (const int operand : {kResultO, kResultLseRow, kResultO32}) {
-      Launch fill;
-      fill.kind = LaunchKind::fill;
-      fill.first = static_cast<std::int64_t>(kept.size());
-      fill.width = operand == kResultLseRow ? 1 : width;
-      fill.value = operand == kResultLseRow ? -std::numeric_limits<float>::infinity() : 0.0F;
-      for (const RowItem& item : rows) {
-        if (item.operands[operand].view == kNoView) continue;
-        kept.push_back(item);
-        std::fill(std::begin(kept.back().operands), std::end(kept.back().operands), RowRef{});
-        kept.back().operands[0] = item.operands[operand];
-      }
-      fill.count = static_cast<std::int64_t>(kept.size()) - fill.first;
-      if (fill.count > 0) launches.push_back(fill);
-    }
   }
 
   Program& program_;
   bool sinks_;
   std::int64_t keys_without_state_;
-  std::map<std::int32_t, std::map<Plane, Items>> tasks_;  // by view of m
-  std::vector<std::int32_t> merged_, shared_;             // views of m that something else writes; that tasks share rows of
+  std::map<std::int32_t, std::vector<std::int64_t>> tasks_;  // by view of m
+  std::map<std::int32_t, bool> merged_;
   std::vector<Last> lasts_;
   std::int64_t compared_ = 0;
 };
