@@ -26,6 +26,8 @@ struct AttendArguments {
   TileKernel kernel = TileKernel::mma;
   kernels::AttendParams params;
   std::uint32_t dropout_threshold = 0;
+  float keep = 1.0F;                           // what a kept probability is multiplied with
+  float softcap_scale = 0.0F;                  // scale / softcap
   const kernels::AttendTask* tasks = nullptr;  // in the order of the groups
   const Group* groups = nullptr;
   std::int64_t group_count = 0;

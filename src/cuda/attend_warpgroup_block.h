@@ -9,15 +9,17 @@
 // A tile that all rows see whole needs neither masks nor a look at its values. In others a value that is not finite is set to 0
 // in shared memory and reaches the rows that see it one by one: 0 x NaN must not.
 //
-// Contract: kernels/attend.h, without softcap, ALiBi and dropout (tile_policy.h). Cost per tile: 4 kRows kCols kDim operations;
-// k and v are read once per block. Rows that do not begin and end at multiples of 16 bytes are copied element by element: slow,
-// with the same bits.
+// Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, warpgroup_options.h).
+//
+// Contract: kernels/attend.h. Cost per tile: 4 kRows kCols kDim operations; k and v are read once per block. Rows that do not
+// begin and end at multiples of 16 bytes are copied element by element: slow, with the same bits.
 #pragma once
 
 #include "cuda/block_parts.h"
 #include "cuda/state_rows.h"
 #include "cuda/warpgroup.h"
 #include "cuda/warpgroup_non_finite.h"
+#include "cuda/warpgroup_options.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -77,7 +79,7 @@ class AttendWarpgroupBlock {
     const kernels::IndexRange last = kernels::keys_of_row(task, M::hidden(first_row_ + rows_ - 1));
     const std::int64_t end = last.end < task.k_count ? last.end : task.k_count;
     const std::int64_t keys = end > first.begin ? end - first.begin : 0;
-    const std::int64_t kv = kernels::kv_index(task, (task.head_first + head_ * task.head_step) / params_.shape.group);
+    const std::int64_t kv = kernels::kv_index(task, head_of(task) / params_.shape.group);
     const auto from_begin = [&](Rows rows) { return Rows{rows.row(first.begin), rows.stride}; };
     return {from_begin(view_of<const Element>(task.k, batch_, kv)),
             from_begin(view_of<const Element>(task.v, batch_, kv)),
@@ -151,6 +153,7 @@ class AttendWarpgroupBlock {
     m_.fence_registers(scores_);
     product_rows<P>(m_, scores_, m_.shared_address(q_tile()), m_.shared_address(k_tile(0)));
     m_.commit_products();
+    draw(task, walk, 0);
     m_.template wait_products<0>(scores_);
     weigh(task, walk, 0);
     shrink_and_pack();
@@ -158,13 +161,14 @@ class AttendWarpgroupBlock {
 
   RINGSPAN_DEVICE void take_in_tile(const Task& task, const Walk& walk, int tile) {
     arrive();
-    if (!walk.is_full(tile - 1)) exclude_values(task, walk, tile - 1);
+    if (looks_at_values(walk, tile - 1)) exclude_values(task, walk, tile - 1);
     m_.fence_registers(scores_, state_.acc, weights_);
     product_rows<P>(m_, scores_, m_.shared_address(q_tile()), m_.shared_address(k_tile(tile)));
     m_.commit_products();
     product_weights<P>(m_, state_.acc, weights_, m_.shared_address(v_tile(tile - 1)));
     m_.commit_products();
     begin_tile(walk, tile);
+    draw(task, walk, tile);
     m_.template wait_products<1>(scores_);
     weigh(task, walk, tile);
     m_.template wait_products<0>(state_.acc, weights_);
@@ -173,7 +177,7 @@ class AttendWarpgroupBlock {
 
   RINGSPAN_DEVICE void add_last_values(const Task& task, const Walk& walk) {
     const int tile = walk.tiles - 1;
-    if (!walk.is_full(tile)) exclude_values(task, walk, tile);
+    if (looks_at_values(walk, tile)) exclude_values(task, walk, tile);
     m_.fence_registers(state_.acc, weights_);
     product_weights<P>(m_, state_.acc, weights_, m_.shared_address(v_tile(tile)));
     m_.commit_products();
@@ -183,15 +187,22 @@ class AttendWarpgroupBlock {
   // Scores become probabilities against the new maximum; shrink_ is what earlier sums have to be multiplied by. All of it in
   // both branches: what stands behind them, ptxas moves behind the wait for the product before, which is to run meanwhile.
   RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
+    if constexpr (P::kOptions) {
+      if (params_.shape.softcap) return weigh<true>(task, walk, tile);
+    }
+    weigh<false>(task, walk, tile);
+  }
+  template <bool kCaps>
+  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
     if (walk.is_full(tile)) {
-      m_.each([&](int thread) { scale_thread<false>(task, walk.begin + walk.first(tile), thread); });
-      weigh_scores();
+      weigh<false, kCaps>(task, walk, tile);
     } else {
-      m_.each([&](int thread) { scale_thread<true>(task, walk.begin + walk.first(tile), thread); });
-      weigh_scores();
+      weigh<true, kCaps>(task, walk, tile);
     }
   }
-  RINGSPAN_DEVICE void weigh_scores() {
+  template <bool kMasked, bool kCaps>
+  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
+    m_.each([&](int thread) { scale_thread<kMasked, kCaps>(task, walk.begin + walk.first(tile), thread); });
     m_.quad_max(tile_max_);
     m_.each([&](int thread) {
       RINGSPAN_UNROLL
@@ -209,6 +220,10 @@ class AttendWarpgroupBlock {
             float& score = scores_[thread][index + e];
             score = M::template exp<P::kType>(score - reference);
             sum += score;
+            if constexpr (P::kOptions) {
+              const bool dropped = is_set(dropped_[thread], index + e);
+              score = dropped ? -0.0F : score * arguments_.keep;
+            }
           }
         }
         state_.sum[thread][half] = sum;
@@ -216,11 +231,15 @@ class AttendWarpgroupBlock {
     });
   }
 
-  template <bool kMasked>
+  template <bool kMasked, bool kCaps>
   RINGSPAN_DEVICE void scale_thread(const Task& task, std::int64_t column0, int thread) {
     [[maybe_unused]] VisibleColumns visible{};
     if constexpr (kMasked) visible = visible_columns(task, column0, thread);
     const Lane lane = lane_of(thread);
+    [[maybe_unused]] AlibiRows alibi;
+    if constexpr (P::kOptions) {
+      alibi = alibi_rows<true>(params_, task, first_row_, column0, batch_, head_of(task), lane);
+    }
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
       float largest = kMinusInfinity;
@@ -229,7 +248,8 @@ class AttendWarpgroupBlock {
         RINGSPAN_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& score = scores_[thread][j * 4 + half * 2 + e];
-          score *= params_.scale;
+          score = kCaps ? params_.softcap * tanh_by_parts<P, M>(score * arguments_.softcap_scale) : score * params_.scale;
+          if constexpr (P::kOptions) score -= alibi(half, j * 8 + e);
           if constexpr (kMasked) score = visible.sees(half, j * 8 + lane.column + e) ? score : kMinusInfinity;
           largest = fmaxf(largest, score);
         }
@@ -262,11 +282,23 @@ class AttendWarpgroupBlock {
     });
   }
 
-  // Values of a tile with masked pairs, before they are multiplied.
+  // The pairs of a tile that are dropped, while its products run.
+  RINGSPAN_DEVICE void draw(const Task& task, const Walk& walk, int tile) {
+    if constexpr (P::kOptions) {
+      const std::int64_t first = walk.begin + walk.first(tile);
+      draw_dropped<P, true>(m_, dropped_, arguments_, task, first_row_, first, batch_, head_of(task));
+    }
+  }
+  RINGSPAN_DEVICE std::int64_t head_of(const Task& task) const { return task.head_first + head_ * task.head_step; }
+
+  RINGSPAN_DEVICE bool looks_at_values(const Walk& walk, int tile) const {
+    return !walk.is_full(tile) || (P::kOptions && params_.shape.dropout);
+  }
+  // Values of a tile with masked or dropped pairs, before they are multiplied.
   RINGSPAN_DEVICE void exclude_values(const Task& task, const Walk& walk, int tile) {
-    exclude_non_finite<P>(m_, v_tile(tile), {walk.v, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc,
-                          weights_, pairs(), flags_,
-                          [&](int thread) { return visible_columns(task, walk.begin + walk.first(tile), thread); });
+    exclude_non_finite<P, P::kOptions>(
+        m_, v_tile(tile), {walk.v, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc, weights_, pairs(),
+        flags_, [&](int thread) { return visible_columns(task, walk.begin + walk.first(tile), thread); });
   }
 
   M& m_;
@@ -278,6 +310,7 @@ class AttendWarpgroupBlock {
   Registers<float, P::kCols / 2> scores_;
   Registers<std::uint32_t, P::kCols / 4> weights_;
   Registers<float, 2> tile_max_, shrink_;
+  DroppedPairs<P, M> dropped_;  // with options
   Registers<int, 1> flags_;
 };
 

@@ -54,6 +54,12 @@ class HopperMachine : public CudaMachine<kBlockThreads> {
 
   static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
 
+  static __device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
   __device__ __forceinline__ void copy_async(int, void* to, const void* from, bool valid) {
     asm volatile(
         "{\n.reg .pred ignore;\nsetp.eq.b32 ignore, %2, 0;\n"

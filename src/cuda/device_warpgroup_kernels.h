@@ -7,7 +7,7 @@
 #include "cuda/device_launch_blocks.h"
 #include "cuda/device_warpgroup.h"
 #include "cuda/gradient_warpgroup_block.h"
-#include "cuda/tile_policy.h"
+#include "cuda/select.h"
 
 namespace ringspan::cuda {
 
@@ -32,29 +32,21 @@ __global__ void __launch_bounds__(P::kThreads, 1) gradient_warpgroup_kernel(cons
 
 template <DType kType>
 cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
-  const auto launch = [&](auto policy) {
+  return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto policy, auto) {
     using P = decltype(policy);
     return launch_blocks(&attend_warpgroup_kernel<P>, arguments, blocks, P::kThreads, P::kForwardBytes, stream);
-  };
-  if (padded_dim(arguments.params.shape.head_dim, arguments.params.shape.head_dim_v) == 64) {
-    return launch(WarpgroupForward<kType, 64>{});
-  }
-  return launch(WarpgroupForward<kType, 128>{});
+  });
 }
 
 template <DType kType>
 cudaError_t launch_gradient_warpgroups_of(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
                                           cudaStream_t stream) {
-  const auto launch = [&](auto policy) {
+  return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto, auto policy) {
     using P = decltype(policy);
     auto* const kernel =
         gradient == Gradient::dq ? &gradient_warpgroup_kernel<P, Gradient::dq> : &gradient_warpgroup_kernel<P, Gradient::dk_dv>;
     return launch_blocks(kernel, arguments, blocks, P::kThreads, P::kBackwardBytes, stream);
-  };
-  if (padded_dim(arguments.params.shape.head_dim, arguments.params.shape.head_dim_v) == 64) {
-    return launch(WarpgroupBackward<kType, 64>{});
-  }
-  return launch(WarpgroupBackward<kType, 128>{});
+  });
 }
 
 }  // namespace ringspan::cuda

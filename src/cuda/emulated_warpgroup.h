@@ -89,6 +89,7 @@ class EmulatedHopperMachine {
   }
 
   static int uniform(int value) { return value; }
+  static float reciprocal(float x) { return 1.0F / x; }
   static int hidden(int value) { return value; }
 
   void copy_async(int, void* to, const void* from, bool valid) {

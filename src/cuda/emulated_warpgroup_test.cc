@@ -16,7 +16,7 @@ namespace {
 
 constexpr int kThreads = 256;
 using Machine = EmulatedHopperMachine<kThreads>;
-using Policy = WarpgroupForward<DType::bfloat16, 128>;
+using Policy = WarpgroupForward<DType::bfloat16, 128, false>;
 
 // "Matrix Descriptor Format": bits 13-0, 29-16 and 45-32 are (x & 0x3ffff) >> 4; 51-49 base offset; 63-62 swizzle, 1: 128
 // bytes.

@@ -13,7 +13,6 @@
 #include "cuda/row_block.h"
 #include "cuda/schedule.h"
 #include "cuda/select.h"
-#include "kernels/dropout.h"
 #include "kernels/reference.h"
 
 namespace ringspan::cuda {
@@ -83,8 +82,7 @@ void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span
   for (const Wave& wave : schedule.waves) {
     AttendArguments arguments;
     arguments.kernel = kernel;
-    arguments.params = params;
-    arguments.dropout_threshold = kernels::dropout_threshold(params.dropout);
+    set_params(arguments, params);
     arguments.tasks = ordered.data();
     arguments.groups = schedule.groups.data() + wave.first;
     arguments.group_count = wave.count;

@@ -8,7 +8,6 @@
 #include "base/check.h"
 #include "cuda/row_layout.h"
 #include "cuda/select.h"
-#include "kernels/dropout.h"
 #include "ringspan/error.h"
 
 namespace ringspan::cuda {
@@ -91,8 +90,8 @@ void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward
   const bool warpgroups = attend_ == TileKernel::wgmma || (backward && attend_backward_ == TileKernel::wgmma);
   if (warpgroups && !warpgroups_support(shape)) {
     throw Unsupported(
-        fmt::format("kernels named 'wgmma' are for 16-bit tensors with head_dim at most 128, without softcap, ALiBi and "
-                    "dropout; this is {} with head_dim {} and head_dim_v {}",
+        fmt::format("kernels named 'wgmma' are for 16-bit tensors with head_dim at most 128; this is {} with head_dim {} and "
+                    "head_dim_v {}",
                     to_string(shape.dtype), shape.head_dim, shape.head_dim_v));
   }
   const int forward_bytes = tile_sizes(tile_kernel(attend_, shape), shape).forward_bytes;
@@ -204,8 +203,7 @@ void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params,
   for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
   AttendArguments arguments;
   arguments.kernel = kernel;
-  arguments.params = params;
-  arguments.dropout_threshold = kernels::dropout_threshold(params.dropout);
+  set_params(arguments, params);
   arguments.tasks = send(std::span<const kernels::AttendTask>(ordered));
   const Group* groups = send(std::span<const Group>(schedule.groups));
   for (const Wave& wave : schedule.waves) {

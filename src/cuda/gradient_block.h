@@ -7,6 +7,7 @@
 
 #include "cuda/block_parts.h"
 #include "cuda/gradient.h"
+#include "cuda/gradient_rows.h"
 #include "cuda/tile_product.h"
 
 namespace ringspan::cuda {
@@ -83,23 +84,7 @@ class GradientBlock {
   template <typename Operand>
   RINGSPAN_DEVICE void add_to(const Operand& operand, std::int64_t head, int width, float factor,
                               Registers<float, P::kDim / 2>& sums) {
-    const auto rows = view_of<float>(operand, batch_, head);
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(thread);
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        if (row >= rows_ || seen_[thread][half] == 0) continue;  // a row without a pair keeps its bits
-        RINGSPAN_UNROLL
-        for (int j = 0; j < P::kDim / 8; ++j) {
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + lane.column + e;
-            if (column < width) rows.row(first_row_ + row)[column] += factor * sums[thread][j * 4 + half * 2 + e];
-          }
-        }
-      }
-    });
+    add_rows<P>(m_, view_of<float>(operand, batch_, head), first_row_, rows_, width, factor, sums, seen_);
   }
 
   // Everything of one task and one query head.

@@ -9,14 +9,17 @@
 // For dk and dv with head_dim > 64 there are not registers for that: the sums of j follow its p and ds. (Two passes, one for
 // dk, one for dv, would have them, but cost 5 products instead of 4.)
 //
-// Contract: kernels/attend.h, without softcap, ALiBi and dropout (tile_policy.h). Cost per tile, in units of 2 kRows kCols kDim
-// operations: dq 3, dk and dv 4.
+// Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, warpgroup_options.h).
+//
+// Contract: kernels/attend.h. Cost per tile, in units of 2 kRows kCols kDim operations: dq 3, dk and dv 4.
 #pragma once
 
 #include "cuda/block_parts.h"
 #include "cuda/gradient.h"
+#include "cuda/gradient_rows.h"
 #include "cuda/warpgroup.h"
 #include "cuda/warpgroup_non_finite.h"
+#include "cuda/warpgroup_options.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -154,23 +157,7 @@ class GradientWarpgroupBlock {
   template <typename Operand>
   RINGSPAN_DEVICE void add_to(const Operand& operand, std::int64_t head, int width, float factor,
                               Registers<float, P::kDim / 2>& sums) {
-    const auto rows = view_of<float>(operand, batch_, head);
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(M::hidden(thread));
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        if (row >= rows_ || seen_[thread][half] == 0) continue;  // a row without a pair keeps its bits
-        RINGSPAN_UNROLL
-        for (int j = 0; j < P::kDim / 8; ++j) {
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + lane.column + e;
-            if (column < width) rows.row(first_row_ + row)[column] += factor * sums[thread][j * 4 + half * 2 + e];
-          }
-        }
-      }
-    });
+    add_rows<P>(m_, view_of<float>(operand, batch_, head), first_row_, rows_, width, factor, sums, seen_);
   }
 
   RINGSPAN_DEVICE Walk walk_of(const Task& task, int t) const {
@@ -179,7 +166,7 @@ class GradientWarpgroupBlock {
     const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
     const std::int64_t end = last.end < count ? last.end : count;
     const std::int64_t rows = end > first.begin ? end - first.begin : 0;
-    const std::int64_t kv = kernels::kv_index(task, (task.head_first + t * task.head_step) / params_.shape.group);
+    const std::int64_t kv = kernels::kv_index(task, head_of(task, t) / params_.shape.group);
     Walk walk;
     walk.begin = static_cast<int>(first.begin);
     walk.head = kOwnsQueries ? static_cast<int>(kv) : t;
@@ -223,7 +210,7 @@ class GradientWarpgroupBlock {
   }
 
   RINGSPAN_DEVICE void copy_rows(const Task& task, int t) {
-    const std::int64_t kv = kernels::kv_index(task, (task.head_first + t * task.head_step) / params_.shape.group);
+    const std::int64_t kv = kernels::kv_index(task, head_of(task, t) / params_.shape.group);
     const Rows x1 = kOwnsQueries ? view_of<const Element>(task.q, batch_, t) : view_of<const Element>(task.k, batch_, kv);
     const Rows x2 = kOwnsQueries ? view_of<const Element>(task.d_out, batch_, t) : view_of<const Element>(task.v, batch_, kv);
     copy_tile<P::kRows, P::kDim, Element>(m_, x1_tile(), x1, first_row_, rows_, params_.shape.head_dim);
@@ -296,12 +283,20 @@ class GradientWarpgroupBlock {
     m_.commit_products();
   }
 
-  // Tiles return whether their pairs had to be looked at one by one.
+  // Whether the pairs of a tile that has arrived have to be looked at one by one: also where one may be dropped, so that no
+  // value of a dropped pair reaches dv.
+  RINGSPAN_DEVICE bool arrive_checked(const Walk& walk, int tile) {
+    const bool any = arrive(tile) || !walk.is_full(tile);
+    return P::kOptions && !kOwnsQueries ? any || params_.shape.dropout : any;
+  }
+
+  // Tiles return whether their pairs had to be looked at.
   RINGSPAN_DEVICE bool take_in_scores(const Task& task, const Walk& walk, int tile) {
-    const bool checked = arrive(tile) || !walk.is_full(tile);
+    const bool checked = arrive_checked(walk, tile);
     m_.fence_registers(p_, ds_);
     begin_scores(tile);
     begin_tile(task, walk, tile);
+    draw(task, walk, tile);
     m_.template wait_products<0>(p_, ds_);
     weigh(task, walk, tile, checked);
     pack();
@@ -309,12 +304,13 @@ class GradientWarpgroupBlock {
   }
 
   RINGSPAN_DEVICE bool take_in_tile(const Task& task, const Walk& walk, int tile, bool checked_before) {
-    const bool checked = arrive(tile) || !walk.is_full(tile);
+    const bool checked = arrive_checked(walk, tile);
     if (checked_before) exclude(task, walk, tile - 1);
     fence_all();
     begin_scores(tile);
     begin_sums(tile - 1);
     begin_tile(task, walk, tile);
+    draw(task, walk, tile);
     m_.template wait_products<1>(p_, ds_);
     weigh(task, walk, tile, checked);
     wait_for_sums();
@@ -360,20 +356,45 @@ class GradientWarpgroupBlock {
     return visible;
   }
 
-  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile, bool checked) {
-    if (checked) {
-      m_.each([&](int thread) { weigh_thread<true>(task, walk, tile, thread); });
-    } else {
-      m_.each([&](int thread) { weigh_thread<false>(task, walk, tile, thread); });
+  static RINGSPAN_DEVICE std::int64_t head_of(const Task& task, int t) { return task.head_first + t * task.head_step; }
+  RINGSPAN_DEVICE std::int64_t query_head(const Task& task, const Walk& walk) const {
+    return head_of(task, kOwnsQueries ? head_ : walk.head);
+  }
+
+  // The pairs of a tile that are dropped, while its products run.
+  RINGSPAN_DEVICE void draw(const Task& task, const Walk& walk, int tile) {
+    if constexpr (P::kOptions) {
+      const std::int64_t first = std::int64_t{walk.begin} + walk.first(tile);
+      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, task, first_row_, first, batch_, query_head(task, walk));
     }
   }
 
-  // p_ = c p and ds_ = p (c dp - delta), 0 where a pair is masked.
-  template <bool kMasked>
+  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile, bool checked) {
+    if constexpr (P::kOptions) {
+      if (params_.shape.softcap) return weigh<true>(task, walk, tile, checked);
+    }
+    weigh<false>(task, walk, tile, checked);
+  }
+  template <bool kCaps>
+  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile, bool checked) {
+    if (checked) {
+      m_.each([&](int thread) { weigh_thread<true, kCaps>(task, walk, tile, thread); });
+    } else {
+      m_.each([&](int thread) { weigh_thread<false, kCaps>(task, walk, tile, thread); });
+    }
+  }
+
+  // p_ = c drop p and ds_ = p (c drop dp - delta) ds/d(scale q k), 0 where a pair is masked; p_ is -0 where it is dropped.
+  template <bool kMasked, bool kCaps>
   RINGSPAN_DEVICE void weigh_thread(const Task& task, const Walk& walk, int tile, int thread) {
     const Lane lane = lane_of(thread);
     [[maybe_unused]] Visible visible{};
     if constexpr (kMasked) visible = visible_pairs(task, walk, tile, thread);
+    [[maybe_unused]] AlibiRows alibi;
+    if constexpr (P::kOptions) {
+      const std::int64_t first = std::int64_t{walk.begin} + walk.first(tile);
+      alibi = alibi_rows<kOwnsQueries>(params_, task, first_row_, first, batch_, query_head(task, walk), lane);
+    }
     RINGSPAN_UNROLL
     for (int j = 0; j < P::kCols / 8; ++j) {
       const int first =
@@ -385,11 +406,22 @@ class GradientWarpgroupBlock {
           const int index = j * 4 + half * 2 + e;
           const float lse = kOwnsQueries ? row_lse_[thread][half] : column_lse(tile)[first + e];
           const float delta = kOwnsQueries ? row_delta_[thread][half] : column_delta(tile)[first + e];
-          const float exponent = params_.scale * p_[thread][index] - lse;
+          const float t = kCaps ? tanh_by_parts<P, M>(p_[thread][index] * arguments_.softcap_scale) : 0.0F;
+          float score = kCaps ? params_.softcap * t : params_.scale * p_[thread][index];
+          if constexpr (P::kOptions) score -= alibi(half, j * 8 + e);
+          const float exponent = score - lse;
           const float p = exponent > 0.0F ? 1.0F : M::template exp<P::kType>(exponent);  // NaN stays NaN
-          const float ds = p * (params_.output_scale * ds_[thread][index] - delta);
+          float weight = params_.output_scale * p;
+          float dp = params_.output_scale * ds_[thread][index];
+          if constexpr (P::kOptions) {
+            const bool dropped = is_set(dropped_[thread], index);
+            weight = dropped ? -0.0F : weight * arguments_.keep;
+            dp = dropped ? 0.0F : dp * arguments_.keep;
+          }
+          float ds = p * (dp - delta);
+          if constexpr (kCaps) ds *= 1.0F - t * t;
           const bool sees = !kMasked || visible.sees(half, first + e);
-          p_[thread][index] = sees ? params_.output_scale * p : 0.0F;
+          p_[thread][index] = sees ? weight : 0.0F;
           ds_[thread][index] = sees ? ds : 0.0F;
         }
       }
@@ -411,10 +443,11 @@ class GradientWarpgroupBlock {
   // NaN and infinities of the tile, before its sums, after a barrier behind its scores and dp.
   RINGSPAN_DEVICE void exclude(const Task& task, const Walk& walk, int tile) {
     const auto visible = [&](int thread) { return visible_pairs(task, walk, tile, thread); };
-    exclude_non_finite<P>(m_, y1_tile(tile), y1_rows(task, walk, tile), first_, ds_weights_, pairs(), flags_, visible);
+    exclude_non_finite<P, false>(m_, y1_tile(tile), y1_rows(task, walk, tile), first_, ds_weights_, pairs(), flags_, visible);
     if constexpr (!kOwnsQueries) {
       m_.sync();
-      exclude_non_finite<P>(m_, y2_tile(tile), y2_rows(task, walk, tile), second_, p_weights_, pairs(), flags_, visible);
+      exclude_non_finite<P, P::kOptions>(m_, y2_tile(tile), y2_rows(task, walk, tile), second_, p_weights_, pairs(), flags_,
+                                         visible);
     }
   }
 
@@ -427,6 +460,7 @@ class GradientWarpgroupBlock {
   Registers<float, P::kCols / 2> p_, ds_;
   Registers<std::uint32_t, P::kCols / 4> p_weights_, ds_weights_;
   Registers<float, 2> row_lse_, row_delta_;
+  DroppedPairs<P, M> dropped_;  // with options
   Registers<int, 2> seen_;
   Registers<int, 1> flags_;
 };

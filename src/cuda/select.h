@@ -5,6 +5,7 @@
 #include "cuda/gradient.h"
 #include "cuda/tile_policy.h"
 #include "kernels/attend.h"
+#include "kernels/dropout.h"
 
 namespace ringspan::cuda {
 
@@ -27,20 +28,34 @@ inline bool is_supported(const kernels::AttendShape& shape) {
 }
 
 // As with_policy(), of shapes that warpgroups_support(): function(forward policy, backward policy).
+template <DType kType, typename Function>
+auto with_warpgroup_policies_of(const kernels::AttendShape& shape, Function&& function) {
+  const bool small = padded_dim(shape.head_dim, shape.head_dim_v) == 64;
+  const auto with_options = [&]<bool kOptions>() {
+    if (small) return function(WarpgroupForward<kType, 64, kOptions>{}, WarpgroupBackward<kType, 64, kOptions>{});
+    return function(WarpgroupForward<kType, 128, kOptions>{}, WarpgroupBackward<kType, 128, kOptions>{});
+  };
+  if (shape.softcap || shape.alibi || shape.dropout) return with_options.template operator()<true>();
+  return with_options.template operator()<false>();
+}
 template <typename Function>
 auto with_warpgroup_policies(const kernels::AttendShape& shape, Function&& function) {
-  const bool small = padded_dim(shape.head_dim, shape.head_dim_v) == 64;
-  const auto with_dim = [&]<DType kType>() {
-    if (small) return function(WarpgroupForward<kType, 64>{}, WarpgroupBackward<kType, 64>{});
-    return function(WarpgroupForward<kType, 128>{}, WarpgroupBackward<kType, 128>{});
-  };
-  if (shape.dtype == DType::bfloat16) return with_dim.template operator()<DType::bfloat16>();
-  return with_dim.template operator()<DType::float16>();
+  if (shape.dtype == DType::bfloat16) return with_warpgroup_policies_of<DType::bfloat16>(shape, function);
+  return with_warpgroup_policies_of<DType::float16>(shape, function);
 }
 
 // What a shape runs with where `named` is asked for: another shape than warpgroups have goes to mma.
 inline TileKernel tile_kernel(TileKernel named, const kernels::AttendShape& shape) {
   return named == TileKernel::wgmma && warpgroups_support(shape) ? TileKernel::wgmma : TileKernel::mma;
+}
+
+inline void set_params(AttendArguments& arguments, const kernels::AttendParams& params) {
+  arguments.params = params;
+  if (params.shape.dropout) {
+    arguments.dropout_threshold = kernels::dropout_threshold(params.dropout);
+    arguments.keep = 1.0F / (1.0F - params.dropout);
+  }
+  if (params.shape.softcap) arguments.softcap_scale = params.scale / params.softcap;
 }
 
 // What the host has to know of the policy: rows of a block, its shared memory in bytes, whether dk and dv come from one pass.

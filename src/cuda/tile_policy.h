@@ -36,12 +36,13 @@ struct TilePolicy {
 };
 
 // For warpgroups (sm_90a, warpgroup.h): two of them, with 64 rows each; tiles of the other side have kCols rows.
-// kDim is 64 or 128.
-template <DType kDType, int kPaddedDim, int kColumns>
+// kDim is 64 or 128. kOptions: with softcap, ALiBi and dropout, whichever the shape has, in kernels of their own.
+template <DType kDType, int kPaddedDim, int kColumns, bool kHasOptions>
 struct WarpgroupPolicy {
   using Storage = kernels::Storage<kDType>;
   using Element = typename Storage::Type;
   static constexpr DType kType = kDType;
+  static constexpr bool kOptions = kHasOptions;
   static constexpr int kDim = kPaddedDim;
   static constexpr int kThreads = 256;
   static constexpr int kRows = 128;
@@ -55,10 +56,10 @@ struct WarpgroupPolicy {
   static constexpr int kBackwardBytes = 2 * kRowTileBytes + 6 * kColTileBytes + kRows * kCols + 6 * kCols * 4 + 1024;
 };
 // Scores, sums and packed weights of a thread have to fit into 255 registers: kCols is what does.
-template <DType kDType, int kPaddedDim>
-using WarpgroupForward = WarpgroupPolicy<kDType, kPaddedDim, 128>;
-template <DType kDType, int kPaddedDim>
-using WarpgroupBackward = WarpgroupPolicy<kDType, kPaddedDim, 64>;
+template <DType kDType, int kPaddedDim, bool kOptions>
+using WarpgroupForward = WarpgroupPolicy<kDType, kPaddedDim, 128, kOptions>;
+template <DType kDType, int kPaddedDim, bool kOptions>
+using WarpgroupBackward = WarpgroupPolicy<kDType, kPaddedDim, 64, kOptions>;
 
 // The padded head dimension; 0 where there is none.
 constexpr int padded_dim(int head_dim, int head_dim_v) {
@@ -66,11 +67,10 @@ constexpr int padded_dim(int head_dim, int head_dim_v) {
   return dim <= 64 ? 64 : dim <= 128 ? 128 : dim <= 256 ? 256 : 0;
 }
 
-// The shapes of WarpgroupPolicy. Calls of functions, and what softcap, ALiBi and dropout compute for each pair, would put
-// products that are under way and arithmetic beside them one behind the other again.
+// The shapes of WarpgroupPolicy.
 constexpr bool warpgroups_support(const kernels::AttendShape& shape) {
   const int dim = padded_dim(shape.head_dim, shape.head_dim_v);
-  return shape.dtype != DType::float32 && (dim == 64 || dim == 128) && !shape.softcap && !shape.alibi && !shape.dropout;
+  return shape.dtype != DType::float32 && (dim == 64 || dim == 128);
 }
 
 }  // namespace ringspan::cuda

@@ -10,6 +10,7 @@
 //   shared_address(p)            32-bit address of shared memory
 //   uniform(value)               a value that is the same in all threads, known to be so by the compiler: around products there
 //                                must be no branch that threads might take apart
+//   reciprocal(x)                1 / x of x >= 1, infinity included, to some units in the last place, without a branch
 //   copy_async(thread, to, from, valid)   cp.async, in each(): 16 bytes to `to`; not valid: zeros, and `from` is not read
 //   commit_copies(), wait_copies<n>()     groups of copies; all but the last n have arrived
 //   store_shared(thread, to, chunk), load_shared(thread, from)   16 bytes by ordinary instructions, in each()

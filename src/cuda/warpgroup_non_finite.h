@@ -1,6 +1,6 @@
-// NaN and infinities in a tile whose rows some of the block's rows do not see: their weight is 0, but 0 x NaN must not reach a
-// sum. Such elements become 0 in shared memory and reach the rows that see them one by one. For tiles with masked pairs only;
-// seldom more than a look.
+// NaN and infinities in a tile whose rows some of the block's rows do not see, or drop: their weight is 0, but 0 x NaN must not
+// reach a sum. Such elements become 0 in shared memory and reach the rows that see them one by one. For tiles with masked or
+// dropped pairs only; seldom more than a look.
 #pragma once
 
 #include "cuda/block_parts.h"
@@ -48,9 +48,9 @@ RINGSPAN_DEVICE void clear_non_finite(M& m, unsigned char* tile) {
   });
 }
 
-// For each pair of the tile: 0 not visible; the weight is 1 positive, 2 negative, 3 zero (too small for the storage type) or
-// NaN.
-template <typename P, typename M, typename Visible>
+// For each pair of the tile: 0 not visible, or dropped; the weight is 1 positive, 2 negative, 3 zero (too small for the storage
+// type) or NaN. kDropped: -0 is the weight of a dropped pair, which no other one has.
+template <typename P, bool kDropped, typename M, typename Visible>
 RINGSPAN_DEVICE void note_pairs(M& m, unsigned char* pairs,
                                 typename M::template Registers<std::uint32_t, P::kCols / 4>& weights, Visible&& visible_of) {
   m.each([&](int thread) {
@@ -62,8 +62,10 @@ RINGSPAN_DEVICE void note_pairs(M& m, unsigned char* pairs,
       for (int e = 0; e < 2; ++e) {
         const int half = index % 2;
         const int column = M::hidden(index / 2 * 8 + lane.column + e);
-        const float weight = P::Storage::load(static_cast<std::uint16_t>(weights[thread][index] >> (16 * e)));
-        const int kind = !visible.sees(half, column) ? 0 : weight > 0.0F ? 1 : weight < 0.0F ? 2 : 3;
+        const auto bits = static_cast<std::uint16_t>(weights[thread][index] >> (16 * e));
+        const float weight = P::Storage::load(bits);
+        const bool takes = visible.sees(half, column) && !(kDropped && bits == 0x8000U);
+        const int kind = !takes ? 0 : weight > 0.0F ? 1 : weight < 0.0F ? 2 : 3;
         pairs[(lane.row + half * 8) * P::kCols + column] = static_cast<unsigned char>(kind);
       }
     }
@@ -98,7 +100,7 @@ RINGSPAN_DEVICE void add_non_finite(M& m, typename M::template Registers<float, 
 
 // Before `weights` are multiplied by the tile, with no product under way. `pairs`: kRows x kCols bytes of shared memory;
 // visible_of(thread) has sees(half, column). Barriers.
-template <typename P, typename M, typename Visible>
+template <typename P, bool kDropped, typename M, typename Visible>
 RINGSPAN_DEVICE void exclude_non_finite(M& m, unsigned char* tile, const TileRows<typename P::Element>& from,
                                         typename M::template Registers<float, P::kDim / 2>& sums,
                                         typename M::template Registers<std::uint32_t, P::kCols / 4>& weights,
@@ -106,7 +108,7 @@ RINGSPAN_DEVICE void exclude_non_finite(M& m, unsigned char* tile, const TileRow
                                         Visible&& visible_of) {
   find_non_finite<P>(m, tile, flags);
   if (!m.sync_any(flags)) return;
-  note_pairs<P>(m, pairs, weights, visible_of);
+  note_pairs<P, kDropped>(m, pairs, weights, visible_of);
   clear_non_finite<P>(m, tile);
   m.fence_async();
   m.sync();

@@ -145,6 +145,10 @@ TEST(Device, WarpgroupKernelsByName) {
       test.problem.head_dim = test.problem.head_dim_v = head_dim;
       test.options.attend_kernel = test.options.attend_backward_kernel = "wgmma";
       EXPECT_EQ(judge_on_device(test), "") << head_dim;
+      test.problem.softcap = 15.0F;
+      test.problem.alibi = true;
+      test.problem.dropout = 0.2F;
+      EXPECT_EQ(judge_on_device(test), "") << head_dim << " with options";
     }
   }
 }
@@ -166,9 +170,9 @@ TEST(Device, WarpgroupKernelsAreRefusedByName) {
   };
   using ::testing::HasSubstr;
   EXPECT_EQ(refusal([](Problem&) {}), "");
+  EXPECT_EQ(refusal([](Problem& p) { p.softcap = 30.0F, p.alibi = true, p.dropout = 0.1F; }), "");
   EXPECT_THAT(refusal([](Problem& p) { p.dtype = DType::float32; }), HasSubstr("'wgmma' are for 16-bit tensors"));
   EXPECT_THAT(refusal([](Problem& p) { p.head_dim = 136; }), HasSubstr("head_dim 136"));
-  EXPECT_THAT(refusal([](Problem& p) { p.softcap = 30.0F; }), HasSubstr("without softcap"));
 }
 
 TEST(Device, SavedGoesAwayAndComesBack) {
