@@ -109,14 +109,15 @@ std::vector<Access> attend_accesses(const AttendArguments& arguments, std::int64
     add(task.o32, DType::float32, shape.head_dim_v, true);
     for (const kernels::Rows* view : {&task.m, &task.l}) add(*view, DType::float32, 1, true);
     add(task.acc, DType::float32, shape.head_dim_v, true);
-    add(task.dq, DType::float32, shape.head_dim, true);
+    add(task.dq, task.writes_dq ? shape.dtype : DType::float32, shape.head_dim, true);
     rows.row_count = task.k_count;
     const std::int64_t last_head = (task.head_first + (task.head_count - 1) * task.head_step) / shape.group;
     rows.head_count = (last_head - task.kv_head_first) / std::max<std::int64_t>(task.kv_head_step, 1) + 1;
     add(task.k, shape.dtype, shape.head_dim, false);
     add(task.v, shape.dtype, shape.head_dim_v, false);
-    add(task.dk, DType::float32, shape.head_dim, true);
-    add(task.dv, DType::float32, shape.head_dim_v, true);
+    const DType sums = task.writes_dk_dv ? shape.dtype : DType::float32;
+    add(task.dk, sums, shape.head_dim, true);
+    add(task.dv, sums, shape.head_dim_v, true);
   }
   return accesses;
 }

@@ -134,15 +134,15 @@ constexpr kernels::AttendKernel kForward[] = {
 };
 constexpr kernels::AttendKernel kBackward[] = {
     {"attend_backward_f32_cuda", supports<DType::float32>, kernels::reference_scratch_bytes,
-     run_attend_backward<TileKernel::mma>},
+     run_attend_backward<TileKernel::mma>, kernels::no_tile_sizes, kernels::any_keys, true},
     {"attend_backward_bf16_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes,
-     run_attend_backward<TileKernel::mma>},
+     run_attend_backward<TileKernel::mma>, kernels::no_tile_sizes, kernels::any_keys, true},
     {"attend_backward_f16_cuda", supports<DType::float16>, kernels::reference_scratch_bytes,
-     run_attend_backward<TileKernel::mma>},
+     run_attend_backward<TileKernel::mma>, kernels::no_tile_sizes, kernels::any_keys, true},
     {"attend_backward_bf16_wgmma_cuda", supports<DType::bfloat16>, kernels::reference_scratch_bytes,
-     run_attend_backward<TileKernel::wgmma>},
+     run_attend_backward<TileKernel::wgmma>, kernels::no_tile_sizes, kernels::any_keys, true},
     {"attend_backward_f16_wgmma_cuda", supports<DType::float16>, kernels::reference_scratch_bytes,
-     run_attend_backward<TileKernel::wgmma>},
+     run_attend_backward<TileKernel::wgmma>, kernels::no_tile_sizes, kernels::any_keys, true},
 };
 
 }  // namespace

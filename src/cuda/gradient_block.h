@@ -59,11 +59,12 @@ class GradientBlock {
       }
     }
     if constexpr (kOwnsQueries) {
-      add_to(head_task.dq, work.head, params_.shape.head_dim, params_.scale, first_);
+      put(head_task.dq, head_task.writes_dq, work.head, params_.shape.head_dim, params_.scale, first_);
     } else {
       const std::int64_t kv = kernels::kv_index(head_task, kv_head_);
-      if constexpr (kScoreGradient) add_to(head_task.dk, kv, params_.shape.head_dim, params_.scale, first_);
-      if constexpr (kValueGradient) add_to(head_task.dv, kv, params_.shape.head_dim_v, 1.0F, second_);
+      if constexpr (kScoreGradient)
+        put(head_task.dk, head_task.writes_dk_dv, kv, params_.shape.head_dim, params_.scale, first_);
+      if constexpr (kValueGradient) put(head_task.dv, head_task.writes_dk_dv, kv, params_.shape.head_dim_v, 1.0F, second_);
     }
   }
 
@@ -82,9 +83,9 @@ class GradientBlock {
   }
 
   template <typename Operand>
-  RINGSPAN_DEVICE void add_to(const Operand& operand, std::int64_t head, int width, float factor,
-                              Registers<float, P::kDim / 2>& sums) {
-    add_rows<P>(m_, view_of<float>(operand, batch_, head), first_row_, rows_, width, factor, sums, seen_);
+  RINGSPAN_DEVICE void put(const Operand& operand, bool writes, std::int64_t head, int width, float factor,
+                           Registers<float, P::kDim / 2>& sums) {
+    put_rows<P>(m_, operand, writes, batch_, head, first_row_, rows_, width, factor, sums, seen_, x1_tile_);
   }
 
   // Everything of one task and one query head.

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/block_parts.h"
+#include "cuda/store_rows.h"
 
 namespace ringspan::cuda {
 
@@ -26,6 +27,29 @@ RINGSPAN_DEVICE void add_rows(M& m, RowsView<float> rows, std::int64_t first, in
       }
     }
   });
+}
+
+// The same, or where the task writes: in the storage type, in place of what was there, zeros of rows that have not seen a pair.
+// The sums are lost; `tile` as in store_rows.h.
+template <typename P, typename Operand, typename M>
+RINGSPAN_DEVICE void put_rows(M& m, const Operand& operand, bool writes, std::int64_t batch, std::int64_t head,
+                              std::int64_t first, int count, int width, float factor,
+                              typename M::template Registers<float, P::kDim / 2>& sums,
+                              typename M::template Registers<int, 2>& seen, typename P::Element* tile) {
+  if (!writes) return add_rows<P>(m, view_of<float>(operand, batch, head), first, count, width, factor, sums, seen);
+  m.each([&](int thread) {
+    RINGSPAN_UNROLL
+    for (int index = 0; index < P::kDim / 2; ++index) {
+      float& sum = sums[thread][index];
+      sum = seen[thread][index % 4 / 2] != 0 ? factor * sum + 0.0F : 0.0F;  // as added to +0
+    }
+  });
+  const auto rows = view_of<typename P::Element>(operand, batch, head);
+  if constexpr (P::kType == DType::float32) {
+    store_floats<P, false>(m, sums, seen, rows, first, count, width);
+  } else {
+    store_rounded<P>(m, sums, rows, first, count, width, tile);
+  }
 }
 
 }  // namespace ringspan::cuda

@@ -127,11 +127,11 @@ class GradientWarpgroupBlock {
     const Task& head_task = arguments_.tasks[group.first_task];
     note_seen_rows(group);
     if constexpr (kOwnsQueries) {
-      add_to(head_task.dq, head_, params_.shape.head_dim, params_.scale, first_);
+      put(head_task.dq, head_task.writes_dq, head_, params_.shape.head_dim, params_.scale, first_);
     } else {
       const std::int64_t kv = kernels::kv_index(head_task, head_);
-      add_to(head_task.dk, kv, params_.shape.head_dim, params_.scale, first_);
-      add_to(head_task.dv, kv, params_.shape.head_dim_v, 1.0F, second_);
+      put(head_task.dk, head_task.writes_dk_dv, kv, params_.shape.head_dim, params_.scale, first_);
+      put(head_task.dv, head_task.writes_dk_dv, kv, params_.shape.head_dim_v, 1.0F, second_);
     }
   }
 
@@ -155,9 +155,10 @@ class GradientWarpgroupBlock {
   }
 
   template <typename Operand>
-  RINGSPAN_DEVICE void add_to(const Operand& operand, std::int64_t head, int width, float factor,
-                              Registers<float, P::kDim / 2>& sums) {
-    add_rows<P>(m_, view_of<float>(operand, batch_, head), first_row_, rows_, width, factor, sums, seen_);
+  RINGSPAN_DEVICE void put(const Operand& operand, bool writes, std::int64_t head, int width, float factor,
+                           Registers<float, P::kDim / 2>& sums) {
+    put_rows<P>(m_, operand, writes, batch_, head, first_row_, rows_, width, factor, sums, seen_,
+                reinterpret_cast<Element*>(tiles_));
   }
 
   RINGSPAN_DEVICE Walk walk_of(const Task& task, int t) const {

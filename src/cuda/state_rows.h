@@ -6,12 +6,9 @@
 
 #include "cuda/block_parts.h"
 #include "cuda/finish_row.h"
+#include "cuda/store_rows.h"
 
 namespace ringspan::cuda {
-
-struct alignas(8) FloatPair {
-  float low, high;
-};
 
 template <typename P, typename M>
 struct StateRows {
@@ -65,12 +62,12 @@ struct StateRows {
       store_scalars(m, view_of<float>(task.m, batch, head), view_of<float>(task.l, batch, head), first, rows);
     }
     const kernels::Rows& floats = finish ? task.o32 : task.acc;
-    if (floats.data != nullptr) store_floats(m, view_of<float>(floats, batch, head), first, rows, width);
+    if (floats.data != nullptr) store_floats<P>(m, acc, seen, view_of<float>(floats, batch, head), first, rows, width);
     if (!finish) return;
     if constexpr (kRounds) {
-      store_rounded(m, view_of<typename P::Element>(task.o, batch, head), first, rows, width, tile);
+      store_rounded<P>(m, acc, view_of<typename P::Element>(task.o, batch, head), first, rows, width, tile);
     } else {
-      store_floats(m, view_of<float>(task.o, batch, head), first, rows, width);
+      store_floats<P>(m, acc, seen, view_of<float>(task.o, batch, head), first, rows, width);
     }
   }
 
@@ -120,51 +117,6 @@ struct StateRows {
         }
       }
     });
-  }
-
-  // acc of the rows that were seen; a quad writes 32 bytes side by side.
-  RINGSPAN_DEVICE void store_floats(M& m, RowsView<float> to, std::int64_t first, int rows, int width) {
-    const bool pairs = reinterpret_cast<std::uintptr_t>(to.data) % 8 == 0 && to.stride % 2 == 0;
-    m.each([&](int thread) {
-      const Lane lane = lane_of(M::hidden(thread));
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        if (row >= rows || seen[thread][half] == 0) continue;
-        float* const out = to.row(first + row);
-        RINGSPAN_UNROLL
-        for (int j = 0; j < P::kDim / 8; ++j) {
-          const int column = j * 8 + lane.column;
-          const float low = acc[thread][j * 4 + half * 2];
-          const float high = acc[thread][j * 4 + half * 2 + 1];
-          if (pairs && column + 1 < width) {
-            *reinterpret_cast<FloatPair*>(out + column) = {low, high};
-          } else {
-            if (column < width) out[column] = low;
-            if (column + 1 < width) out[column + 1] = high;
-          }
-        }
-      }
-    });
-  }
-
-  // acc in 16 bits, through shared memory, so that whole runs of 16 bytes are written.
-  RINGSPAN_DEVICE void store_rounded(M& m, RowsView<typename P::Element> to, std::int64_t first, int rows, int width,
-                                     typename P::Element* tile) {
-    constexpr int kLead = P::kDim + 8;  // spreads eight rows over all banks
-    m.sync();
-    m.each([&](int thread) {
-      const Lane lane = lane_of(M::hidden(thread));
-      RINGSPAN_UNROLL
-      for (int index = 0; index < P::kDim / 4; ++index) {
-        const int row = lane.row + index % 2 * 8;
-        const int column = index / 2 * 8 + lane.column;
-        *reinterpret_cast<std::uint32_t*>(tile + row * kLead + column) =
-            M::template pack<P::kType>(acc[thread][2 * index], acc[thread][2 * index + 1]);
-      }
-    });
-    m.sync();
-    store_tile<P::kRows, P::kDim, kLead>(m, tile, to, first, rows, width);
   }
 };
 

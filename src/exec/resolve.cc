@@ -159,6 +159,8 @@ kernels::AttendTask resolve_attend(const Memory& memory, LaunchKind kind, const 
     task.dq = query(kDq);
     task.dk = key(kDk);
     task.dv = key(kDv);
+    task.writes_dq = item.writes_dq;
+    task.writes_dk_dv = item.writes_dk_dv;
   }
   return task;
 }
@@ -285,7 +287,8 @@ class Checker {
                                                  : index == kDv || index == kDOut || (fused && index == kOut));
       const bool per_row =
           forward ? index == kM || index == kL || index == kResultLse : index == kLse || (!fused && index == kDelta);
-      const bool storage = index <= kV || (fused ? index != kLse : index == (forward ? kResult : kDOut));
+      const bool written = !forward && (index == kDq ? item.writes_dq : index >= kDk && item.writes_dk_dv);
+      const bool storage = index <= kV || written || (fused ? index != kLse : index == (forward ? kResult : kDOut));
       RINGSPAN_CHECK(view.dtype == (storage ? plan_.problem.dtype : DType::float32));
       RINGSPAN_CHECK(view.width == (per_row ? 1 : value ? plan_.problem.head_dim_v : plan_.problem.head_dim));
       check_span(view, slice.batch_first, slice.batch_count, key ? kv : slice.heads, item.operands[index],

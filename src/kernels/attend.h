@@ -17,7 +17,9 @@
 // Backward. With the final lse of the row, delta = rowsum(do . o) and c = output_scale:
 //     p = min(1, e^(s - lse));  dp = c drop (do_i . v_j);  ds = p (dp - delta) ds/d(scale q k)
 //     dv_j += c drop p do_i;  dq_i += scale ds k_j;  dk_j += scale ds q_i          float32 accumulators
-// Rows with lse = -inf contribute nothing. (s <= lse holds but for rounding, which at |s| = 1e8 would make e^(s - lse) e^8.)
+// With writes_dq (writes_dk_dv) no other task touches these rows: dq (dk and dv) are in the storage dtype, and are written
+// instead of added to, zeros where a row has no pair; only to kernels that say so. Rows with lse = -inf contribute nothing. (s
+// <= lse holds but for rounding, which at |s| = 1e8 would make e^(s - lse) e^8.)
 //
 // All the tasks of one call are computed as if one after the other: the bits depend on the list and on the tile sizes, never on
 // the number of threads. Running cannot fail. No allocation: scratch is passed in.
@@ -79,8 +81,9 @@ struct AttendTask {
   // backward
   Rows d_out;      // do, storage dtype, head_dim_v
   Rows delta;      // float32, one element per row
-  Rows dq;         // float32, head_dim
-  KeyRows dk, dv;  // float32
+  Rows dq;         // float32, head_dim; storage dtype where it is written
+  KeyRows dk, dv;  // float32; storage dtype where they are written
+  bool writes_dq = false, writes_dk_dv = false;
 };
 
 // What is the same for all tasks of a call.
@@ -119,6 +122,7 @@ struct AttendKernel {
   void (*run)(const AttendParams&, std::span<const AttendTask>, const Context&);
   TileSizes (*tile_sizes)(const AttendShape&) = [](const AttendShape&) { return TileSizes{}; };  // shape.tile is not looked at
   std::int64_t (*keys_without_state)(const AttendShape&) = [](const AttendShape&) { return std::int64_t{0}; };  // forward
+  bool writes_gradients = false;                                                                                // backward
 };
 
 // Best first, reference last; every supported shape is supported by the reference.

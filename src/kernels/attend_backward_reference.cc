@@ -1,6 +1,7 @@
 #include <cmath>
 #include <limits>
 
+#include "base/check.h"
 #include "kernels/dropout.h"
 #include "kernels/progress.h"
 #include "kernels/reference.h"
@@ -92,6 +93,7 @@ void attend_backward_reference(const AttendParams& params, std::span<const Atten
         const Unit unit = units.at(index);
         Progress progress(context, thread);
         for (const AttendTask& task : tasks) {
+          RINGSPAN_CHECK(!task.writes_dq && !task.writes_dk_dv);
           const IndexRange heads = heads_of_unit(task, unit, group);
           for (std::int64_t t = heads.begin; t < heads.end; ++t) HeadBackward<kType>(params, task, unit, t).run(progress);
         }

@@ -275,6 +275,7 @@ std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const Atten
 void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks,
                            const Context& context) {
   RINGSPAN_CHECK(context.pool.size() <= params.shape.threads);
+  for (const AttendTask& task : tasks) RINGSPAN_CHECK(!task.writes_dq && !task.writes_dk_dv);
   Dealer(ops, params, tasks, context).run();
 }
 

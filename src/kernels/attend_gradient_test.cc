@@ -281,6 +281,58 @@ TEST_P(AttendBackwardTest, GradientsAreAdded) {
       [&](auto b, auto r, auto h, auto e) { EXPECT_NEAR(twice.dq.get(b, r, h, e), 2 * once.dq.get(b, r, h, e), 1e-5); });
 }
 
+// What the sums would have been rounded to, of all rows of the task, and nothing else.
+TEST_P(AttendBackwardTest, WritesGradients) {
+  if (!kernel().writes_gradients) GTEST_SKIP() << "adds only";
+  for (std::uint64_t seed = 1; seed <= kRandomCases; ++seed) {
+    CaseGenerator generate(seed);
+    const Spec s = generate.spec(dtype());
+    World added(s), written(s);
+    std::vector<Part> parts{generate.parts(s).front()};
+    const Part& part = parts.front();
+    if (part.k_count == 0 || part.q_count == 0 || part.lo > part.hi || part.head_step > s.group) continue;  // no task of a plan
+    for (World* world : {&added, &written}) set_final_rows(*world, exact_attention(*world, parts));
+    const auto gradient = [&](std::int64_t rows, std::int64_t heads, int width) {
+      return Tensor(s.dtype, s.batch, rows, heads, width, s.rows_inner, s.gap);  // NaN everywhere
+    };
+    Tensor dq = gradient(s.n_q, s.heads(), s.head_dim), dk = gradient(s.n_k, s.kv_heads, s.head_dim);
+    Tensor dv = gradient(s.n_k, s.kv_heads, s.head_dim_v);
+    run_kernel(kernel(), added, parts);
+    run_kernel(kernel(), written, parts, 2, [&](AttendTask& task) {
+      task.dq = {dq.at(part.batch_first, part.q_row, part.head_first), dq.batch_stride, dq.row_stride * part.q_stride,
+                 dq.head_stride * part.head_step};
+      for (const auto& [rows, tensor] : {std::pair{&task.dk, &dk}, {&task.dv, &dv}}) {
+        *rows = {tensor->at(part.batch_first, part.k_row, task.kv_head_first), tensor->batch_stride,
+                 tensor->row_stride * part.k_stride, tensor->head_stride};
+      }
+      task.writes_dq = task.writes_dk_dv = true;
+    });
+    const auto among = [](std::int64_t x, std::int64_t first, std::int64_t step, std::int64_t count) {
+      return x >= first && (x - first) % step == 0 && (x - first) / step < count;
+    };
+    const std::int64_t kv_first = part.head_first / s.group;
+    const std::int64_t kv_last = (part.head_first + (part.head_count - 1) * part.head_step) / s.group;
+    const auto compare = [&](const Tensor& got, const Tensor& sums, bool keys, const char* name) {
+      EXPECT_TRUE(got.gaps_intact()) << name;
+      sums.for_each([&](auto b, auto r, auto h, auto e) {
+        const bool own = among(b, part.batch_first, 1, part.batch_count) &&
+                         (keys ? among(r, part.k_row, part.k_stride, part.k_count) && h >= kv_first && h <= kv_last
+                               : among(r, part.q_row, part.q_stride, part.q_count) &&
+                                     among(h, part.head_first, part.head_step, part.head_count));
+        if (own) {
+          ASSERT_EQ(got.get(b, r, h, e), round_to(dtype(), sums.get(b, r, h, e)))
+              << name << " " << seed << ": " << s.describe();
+        } else {
+          ASSERT_TRUE(std::isnan(got.get(b, r, h, e))) << name << " " << seed << ": " << s.describe();
+        }
+      });
+    };
+    compare(dq, added.dq, false, "dq");
+    compare(dk, added.dk, true, "dk");
+    compare(dv, added.dv, true, "dv");
+  }
+}
+
 TEST_P(AttendBackwardTest, CallsProgressWhileItComputes) {
   const bool slow = kernel().name.ends_with("_reference");
   World world(slow ? spec(100, 200, 64) : spec(800, 3200, 64));

@@ -33,8 +33,8 @@ struct Strip {
   bool is_inside(const RowItem& rows, int operand) const;  // whose rows are neighbours in the operand's view
 };
 
-// Of strips of one view, for each whether no strip after it has one of its rows. Nothing where that does not show at a glance: too
-// many planes, some that overlap, or rows in different or too large steps.
+// Of strips of one view, for each whether no strip after it has one of its rows. Nothing where that does not show at a glance:
+// too many planes, some that overlap, or rows in different or too large steps.
 std::optional<std::vector<bool>> last_ones(std::span<const Strip> strips);
 
 // The rows that no strip has; the strips share none, and lie inside. Nothing where they have some heads of a batch item only.

@@ -22,6 +22,9 @@ KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, P
 // Keys of a task up to which that kernel of the forward pass needs no state of its rows; any number on a device.
 std::int64_t keys_without_state(const Problem& problem, const PlanOptions& options);
 
+// Whether kernels of the backward pass can write whole gradients: on a device, but where tensors lie on the host.
+inline bool writes_gradients(const PlanOptions& options) { return options.device != DeviceKind::cpu && !options.host_tensors; }
+
 // What that kernel needs with that tile; nothing on a device.
 std::int64_t kernel_scratch_bytes(const Problem& problem, const PlanOptions& options, Pass pass);
 

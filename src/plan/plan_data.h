@@ -112,6 +112,7 @@ enum AttendOperand : int {
 struct AttendItem {
   Slice slice;  // batch, query heads, q, k, band, diagonal, state
   RowRef operands[kAllOperands];
+  bool writes_dq = false, writes_dk_dv = false;  // of backward: these are the caller's (plan/settle_gradients.h)
 };
 
 enum class LaunchKind : std::uint8_t {

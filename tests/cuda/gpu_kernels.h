@@ -62,7 +62,8 @@ std::vector<kernels::AttendKernel> gpu_kernels() {
   if (!has_gpu()) return {};
   std::vector<kernels::AttendKernel> list;
   const auto add = [&](std::string_view name, auto supports, auto run) {
-    list.push_back({name, supports, kernels::reference_scratch_bytes, run, kernels::no_tile_sizes, kernels::any_keys});
+    list.push_back(
+        {name, supports, kernels::reference_scratch_bytes, run, kernels::no_tile_sizes, kernels::any_keys, kBackward});
   };
   add("attend_f32_gpu", runs_on_gpu<DType::float32>, run_on_gpu<kBackward, false>);
   add("attend_bf16_gpu", runs_on_gpu<DType::bfloat16>, run_on_gpu<kBackward, false>);

@@ -348,11 +348,8 @@ class Hazards {
       if (data_.options.host_tensors && !program_->views.at(static_cast<std::size_t>(item.operands[i].view)).in_arena) {
         fail("a kernel follows an address of the host");
       }
-      access(item.operands[i],
-             forward              ? forward_access(i, finishes)
-             : i >= internal::kDq ? Access::update
-                                  : Access::read,
-             s.batch_first, s.batch_count, s.heads, key ? data_.problem.group() : 1, key ? s.k.count : s.q.count);
+      access(item.operands[i], forward ? forward_access(i, finishes) : backward_access(i, item), s.batch_first, s.batch_count,
+             s.heads, key ? data_.problem.group() : 1, key ? s.k.count : s.q.count);
       check_own_position(item.operands[i], key ? s.k : s.q, key);
     }
   }
@@ -361,6 +358,11 @@ class Hazards {
     if (operand < internal::kM) return Access::read;
     if (operand == internal::kM) return finishes ? Access::discard : Access::update;
     return operand < internal::kAttendOperands ? Access::hold : Access::write;
+  }
+
+  static Access backward_access(int operand, const AttendItem& item) {
+    if (operand < internal::kDq) return Access::read;
+    return (operand == internal::kDq ? item.writes_dq : item.writes_dk_dv) ? Access::write : Access::update;
   }
 
   // A row of the caller's tensor is the position that the task names.
