@@ -64,6 +64,13 @@ enum class DeviceKind : std::uint8_t { cpu, cuda };
 std::string_view to_string(DeviceKind kind);
 DeviceKind parse_device_kind(std::string_view name);
 
+// How results that several calls of a library's fused attention leave for the same rows are kept until they are merged: not at
+// all (then our own kernels compute, which accumulate in float32), or in the storage dtype.
+enum class Partials : std::uint8_t { float32, storage };
+// "float32", "storage".
+std::string_view to_string(Partials partials);
+Partials parse_partials(std::string_view name);
+
 struct PlanOptions {
   static constexpr std::int64_t kBucketAuto = 0;
   static constexpr std::int64_t kBucketNone = -1;
@@ -81,6 +88,9 @@ struct PlanOptions {
   // and "flash_attn_3"; empty: see ExecuteOptions::deterministic.
   std::string attend_kernel;
   std::string attend_backward_kernel;
+  // storage: such a library also computes where rows take several calls (several ranks, overlapping branches), each of which
+  // rounds its results to 16 bits before they are merged; docs/cuda.md has the error. This rank's own choice, like the names.
+  Partials partials = Partials::float32;
   Tile attend_tile;  // of this rank's kernels, like their names; left open: as tuned, else the kernel's own
   Tile attend_backward_tile;
   TunedSizes tuned;

@@ -154,6 +154,9 @@ typedef struct ringspan_options {
    * the device of its execute options. */
   const char* device;
   int64_t host_bytes_per_second; /* of the cost model: between tensors on the host and the device; 0: its default */
+  /* "storage": a library's fused attention on a device also computes rows that take several of its calls, whose results are
+   * rounded to the storage dtype before they are merged, see docs/cuda.md; NULL: "float32". */
+  const char* partials;
 } ringspan_options;
 
 /* The global positions of a rank's rows, in the order in which it stores them. Writes *rows and, where `capacity` is at least

@@ -107,6 +107,7 @@ ringspan::PlanOptions options_of(const ringspan_options* pointer) {
   options.attend_backward_tile = {given.attend_backward_tile_queries, given.attend_backward_tile_keys};
   options.host_tensors = given.host_tensors != 0;
   if (given.device != nullptr) options.device = ringspan::parse_device_kind(given.device);
+  if (given.partials != nullptr) options.partials = ringspan::parse_partials(given.partials);
   return options;
 }
 

@@ -284,7 +284,7 @@ std::string cudnn_report() {
   const CudnnLibrary library = load_cudnn();
   return fmt::format(
       "cudnn: {} is version {}; with deterministic = false, or named, it computes passes of 16 bits whose rows take one call "
-      "each",
+      "each, with partials = storage several",
       library.file, version_text(library.version));
 }
 

@@ -161,6 +161,9 @@ TEST_F(Rows, MergesAndFinalize) {
     set(max, row, kNothing), set(sum, row, kGarbage);
     std::fill_n(static_cast<float*>(values.data) + row * values.row_stride, width, kGarbage);
   };
+  for (std::int64_t index = 0; index < o1.batch_stride * partial.batch_count; ++index) {
+    static_cast<std::uint16_t*>(o1.data)[index] = float_to_bfloat16(0.25F * static_cast<float>(index % 13) - 1.5F);
+  }
   for (const std::int64_t row : {0, 3, 4}) clear(m, l, acc, row);
   for (const std::int64_t row : {3, 7}) {
     set(lse, row, kNothing);
@@ -181,6 +184,9 @@ TEST_F(Rows, MergesAndFinalize) {
   const RowTask merge = with({o, lse, m, l, acc});
   expect_close(run(launch, {merge, merge}, [&](auto list, const auto& context) { kernels::merge_rows(list, width, context); }),
                "merge, twice into the same state");
+  const RowTask rounded = with({o1, lse, m, l, acc});
+  expect_close(run(launch, {rounded}, [&](auto list, const auto& context) { kernels::merge_rows(list, width, context); }),
+               "merge of a partial in 16 bits");
   launch.kind = LaunchKind::merge_states;
   expect_close(run(launch, {with({m2, l2, acc2, m, l, acc})},
                    [&](auto list, const auto& context) { kernels::merge_states(list, width, context); }),

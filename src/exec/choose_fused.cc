@@ -42,10 +42,16 @@ class Chooser {
       : data_(data), device_(device), deterministic_(deterministic), arena_bytes_(arena_bytes) {}
 
   PlanData choose() {
+    if (data_.options.partials == Partials::storage && !asks(Pass::forward) && !(data_.has_backward && asks(Pass::backward))) {
+      throw Unsupported(
+          "partials 'storage' are those of a library's fused attention, but none may compute: name one as attend_kernel or "
+          "attend_backward_kernel, such as 'cudnn', or set deterministic = false");
+    }
     if (data_.has_backward) choose(Pass::backward);
     choose(Pass::forward);
     // What forward kept for a backward pass of our own.
-    if (data_.has_backward && is_fused(data_.forward)) std::erase_if(data_.backward.regions, is_saved);
+    if (data_.has_backward && is_fused(data_.forward) && !keeps_anything(data_.forward))
+      std::erase_if(data_.backward.regions, is_saved);
     if (data_.has_backward && is_fused(data_.backward)) set_fused_workspace(&data_.backward, workspace_);
     return std::move(data_);
   }
@@ -53,10 +59,15 @@ class Chooser {
  private:
   static bool is_saved(const Region& region) { return region.component == Component::saved; }
   Program& program(Pass pass) { return pass == Pass::forward ? data_.forward : data_.backward; }
+  const std::string& name(Pass pass) const {
+    return pass == Pass::forward ? data_.options.attend_kernel : data_.options.attend_backward_kernel;
+  }
+  // Whether a library may compute the pass if it can.
+  bool asks(Pass pass) const { return name(pass).empty() ? !deterministic_ : !is_own_kernel(name(pass)); }
 
   void choose(Pass pass) {
     const bool forward = pass == Pass::forward;
-    const std::string& name = forward ? data_.options.attend_kernel : data_.options.attend_backward_kernel;
+    const std::string& name = this->name(pass);
     const char* const option = forward ? "attend_kernel" : "attend_backward_kernel";
     KernelChoice& choice = forward ? data_.attend : data_.attend_backward;
     const bool before = is_fused(program(pass));  // the plan of another attention
@@ -80,12 +91,9 @@ class Chooser {
     PlanData fused = data_;
     Program& target = forward ? fused.forward : fused.backward;
     if (!is_fused(target)) {
-      FusedProgram result = fuse(data_, pass);
+      FusedProgram result = fuse_whole(pass);
+      if (!result.refusal.empty() && data_.options.partials == Partials::storage) result = fuse_partials(data_, pass);
       if (!result.refusal.empty()) return result.refusal;
-      if (forward && keeps_anything(data_.forward) && !is_fused(data_.backward)) {
-        return "keep_o_float32 keeps o in float32 for a backward pass of our own, but it gives o in 16 bits";
-      }
-      if (!forward) copy_saved(data_.backward, result.program);
       target = std::move(result.program);
     }
     const FusedAnswer answer = ask_fused(fused, pass, device_, deterministic_, nullptr);
@@ -109,6 +117,18 @@ class Chooser {
     choice = KernelChoice{};
     choice.name = (forward ? "attend_" : "attend_backward_") + answer.kernel;
     return {};
+  }
+
+  // One call gives each row's final results.
+  FusedProgram fuse_whole(Pass pass) const {
+    FusedProgram result = fuse(data_, pass);
+    if (!result.refusal.empty()) return result;
+    if (pass == Pass::backward) {
+      copy_saved(data_.backward, result.program);
+    } else if (keeps_anything(data_.forward) && !is_fused(data_.backward)) {
+      result.refusal = "keep_o_float32 keeps o in float32 for a backward pass of our own, but it gives o in 16 bits";
+    }
+    return result;
   }
 
   static void copy_saved(const Program& from, Program& to) {

@@ -1,7 +1,8 @@
 // ChooseFused: which passes of a plan a device computes by its library's fused attention, and why the others are not.
 //
-// A pass is chosen whole: plan/fuse.h says whether each of its rows takes one call, the device whether its library has such
-// calls and what workspace they need, the memory budget whether that fits. Asked for by name, what cannot be is refused.
+// A pass is chosen whole: plan/fuse.h says whether each of its rows takes one call (or, with PlanOptions::partials = storage,
+// whether the program can take in what several leave), the device whether its library has such calls and what workspace they
+// need, the memory budget whether that fits. Asked for by name, what cannot be is refused.
 //
 // Cost: O(items^2); the device may load a library and build execution plans.
 #pragma once

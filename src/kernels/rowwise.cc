@@ -161,19 +161,21 @@ void with_operands(const RowTask& task, const std::int64_t* offsets, const Funct
 }
 
 // The state (m, l, acc) takes in (m_other, l_other, values): both are e^-m-scaled sums. No effect where m_other = -inf.
-void merge_into(float& m, float& l, float* acc, float m_other, float l_other, const float* values, int width) {
+template <typename Values>
+void merge_into(float& m, float& l, float* acc, float m_other, float l_other, Values, const typename Values::Type* values,
+                int width) {
   if (m_other == kMinusInfinity) return;
   if (m == kMinusInfinity) {  // nothing yet, whatever l and acc hold
     m = m_other;
     l = l_other;
-    for (int e = 0; e < width; ++e) acc[e] = values[e] + 0.0F;
+    for (int e = 0; e < width; ++e) acc[e] = Values::load(values[e]) + 0.0F;
     return;
   }
   const float m_new = std::max(m, m_other);
   const float keep = m == m_new ? 1.0F : std::exp(m - m_new);
   const float take = m_other == m_new ? 1.0F : std::exp(m_other - m_new);
   l = l * keep + l_other * take;
-  for (int e = 0; e < width; ++e) acc[e] = acc[e] * keep + values[e] * take;
+  for (int e = 0; e < width; ++e) acc[e] = acc[e] * keep + Values::load(values[e]) * take;
   m = m_new;
 }
 
@@ -227,14 +229,17 @@ void fill_rows(std::span<const RowTask> tasks, int width, float value, const Con
 
 void merge_rows(std::span<const RowTask> tasks, int width, const Context& context) {
   for_rows(tasks, width, context, [width](const Row& row) {
-    merge_into(row.scalar(2), row.scalar(3), row.operand<float>(4), row.scalar(1), 1.0F, row.operand<const float>(0), width);
+    with_dtype(row.task.operands[0].dtype, [&]<typename Values>(Values values) {
+      merge_into(row.scalar(2), row.scalar(3), row.operand<float>(4), row.scalar(1), 1.0F, values,
+                 row.operand<const typename Values::Type>(0), width);
+    });
   });
 }
 
 void merge_states(std::span<const RowTask> tasks, int width, const Context& context) {
   for_rows(tasks, width, context, [width](const Row& row) {
-    merge_into(row.scalar(3), row.scalar(4), row.operand<float>(5), row.scalar(0), row.scalar(1), row.operand<const float>(2),
-               width);
+    merge_into(row.scalar(3), row.scalar(4), row.operand<float>(5), row.scalar(0), row.scalar(1), Storage<DType::float32>{},
+               row.operand<const float>(2), width);
   });
 }
 

@@ -35,7 +35,7 @@ void fill_rows(std::span<const RowTask> tasks, int width, float value, const Con
 
 // States are those of kernels/attend.h: m = -inf is the identity, whatever l and acc hold.
 //
-// A partial result enters a state: operands {o (float32, normalised, width), lse, m, l, acc}; as a state it is (lse, 1, o).
+// A partial result enters a state: operands {o (any dtype, normalised, width), lse, m, l, acc}; as a state it is (lse, 1, o).
 void merge_rows(std::span<const RowTask> tasks, int width, const Context& context);
 // operands {m, l, acc, m', l', acc'}: state' takes in state (used to join the states of the torchscale dialect).
 void merge_states(std::span<const RowTask> tasks, int width, const Context& context);

@@ -150,33 +150,36 @@ struct State {
 };
 
 TEST_P(RowwiseTest, MergeRows) {
-  State state(rows_, 3, 9, 10);
-  state.empty_some(0);
-  const State before = state;
-  Tensor o = random_tensor(DType::float32, 2, rows_, 3, 9, false, 20);
-  Tensor lse = random_tensor(DType::float32, 2, rows_, 3, 1, false, 21);
-  lse.for_each([&](auto b, auto r, auto h, auto) {
-    if ((r + 2 * h) % 4 != 0) return;
-    lse.set(b, r, h, 0, -kInfinity);  // the identity: o is never looked at
-    o.set(b, r, h, 3, std::nan(""));
-  });
-  merge_rows(std::vector{task_of(o, {operand(o), operand(lse), operand(state.m), operand(state.l), operand(state.acc)})}, 9,
-             context());
-  o.for_each([&](auto b, auto r, auto h, auto e) {
-    const double m0 = before.m.get(b, r, h, 0), l0 = before.l.get(b, r, h, 0), m1 = lse.get(b, r, h, 0);
-    if (m1 == -kInfinity) {
-      ASSERT_EQ(state.m.get(b, r, h, 0), m0);
-      ASSERT_EQ(state.l.get(b, r, h, 0), l0);
-      ASSERT_EQ(state.acc.get(b, r, h, e), before.acc.get(b, r, h, e));
-      return;
-    }
-    const double m = std::max(m0, m1);
-    const double keep = m0 == -kInfinity ? 0.0 : std::exp(m0 - m);
-    ASSERT_EQ(state.m.get(b, r, h, 0), m);
-    ASSERT_NEAR(state.l.get(b, r, h, 0), l0 * keep + std::exp(m1 - m), 1e-6 * (1 + l0));
-    ASSERT_NEAR(state.acc.get(b, r, h, e), before.acc.get(b, r, h, e) * keep + std::exp(m1 - m) * o.get(b, r, h, e), 1e-5);
-  });
-  EXPECT_TRUE(state.acc.gaps_intact() && state.m.gaps_intact() && state.l.gaps_intact());
+  for (const DType dtype : kAllTypes) {
+    State state(rows_, 3, 9, 10);
+    state.empty_some(0);
+    const State before = state;
+    Tensor o = random_tensor(dtype, 2, rows_, 3, 9, false, 20);
+    Tensor lse = random_tensor(DType::float32, 2, rows_, 3, 1, false, 21);
+    lse.for_each([&](auto b, auto r, auto h, auto) {
+      if ((r + 2 * h) % 4 != 0) return;
+      lse.set(b, r, h, 0, -kInfinity);  // the identity: o is never looked at
+      o.set(b, r, h, 3, std::nan(""));
+    });
+    merge_rows(
+        std::vector{task_of(o, {operand(o, dtype), operand(lse), operand(state.m), operand(state.l), operand(state.acc)})}, 9,
+        context());
+    o.for_each([&](auto b, auto r, auto h, auto e) {
+      const double m0 = before.m.get(b, r, h, 0), l0 = before.l.get(b, r, h, 0), m1 = lse.get(b, r, h, 0);
+      if (m1 == -kInfinity) {
+        ASSERT_EQ(state.m.get(b, r, h, 0), m0);
+        ASSERT_EQ(state.l.get(b, r, h, 0), l0);
+        ASSERT_EQ(state.acc.get(b, r, h, e), before.acc.get(b, r, h, e));
+        return;
+      }
+      const double m = std::max(m0, m1);
+      const double keep = m0 == -kInfinity ? 0.0 : std::exp(m0 - m);
+      ASSERT_EQ(state.m.get(b, r, h, 0), m);
+      ASSERT_NEAR(state.l.get(b, r, h, 0), l0 * keep + std::exp(m1 - m), 1e-6 * (1 + l0));
+      ASSERT_NEAR(state.acc.get(b, r, h, e), before.acc.get(b, r, h, e) * keep + std::exp(m1 - m) * o.get(b, r, h, e), 1e-5);
+    });
+    EXPECT_TRUE(state.acc.gaps_intact() && state.m.gaps_intact() && state.l.gaps_intact());
+  }
 }
 
 TEST_P(RowwiseTest, MergeStates) {

@@ -14,6 +14,14 @@ bool is_torchscale(const Problem& problem) {
   return problem.pattern.dilated && problem.pattern.dilated->dialect == Dialect::torchscale;
 }
 
+std::string partials_reason(const Problem& problem, const PlanOptions& options) {
+  const char* const what = "partials 'storage' are those of a library's fused attention on a device";
+  if (options.device == DeviceKind::cpu) return fmt::format("{}, but this rank computes on the CPU", what);
+  if (problem.dtype == DType::float32) return fmt::format("{}, which is for 16-bit tensors, but dtype is float32", what);
+  if (options.host_tensors) return fmt::format("{}; host_tensors are merged piece by piece in float32", what);
+  return {};
+}
+
 std::string host_tensors_reason(const Problem& problem, const PlanOptions& options) {
   if (options.device == DeviceKind::cpu) {
     return "host_tensors stream through the memory of a device, but this rank computes on the CPU, which reads them where they "
@@ -69,6 +77,10 @@ std::string unsupported_reason(const Problem& problem, const PlanOptions& option
       return fmt::format("{} ({} x {}) is for kernels of the CPU, but this rank computes on {}, whose tiles are fixed", name,
                          tile.queries, tile.keys, to_string(options.device));
     }
+  }
+  if (options.partials == Partials::storage) {
+    std::string reason = partials_reason(problem, options);
+    if (!reason.empty()) return reason;
   }
   if (options.host_tensors) return host_tensors_reason(problem, options);
   if (is_torchscale(problem) && problem.sinks && options.backward) {

@@ -20,23 +20,13 @@ bool overlap(std::int64_t first, std::int64_t count, std::int64_t other_first, s
   return first < other_first + other_count && other_first < first + count;
 }
 
-Progression kv_heads(const Slice& slice, int group) {
-  const std::int64_t each = fused_group(slice.heads, group);
-  const std::int64_t first = slice.heads.first / group;
-  const std::int64_t count = slice.heads.count / each;
-  return {first, count > 1 ? slice.heads.at(each) / group - first : 1, count};
-}
-
 // What the problem asks for that a fused call does not do.
 std::string problem_refusal(const PlanData& data, Pass pass) {
   const Problem& p = data.problem;
-  if (p.dtype == DType::float32) return "it is for 16-bit tensors";
-  if (p.softcap != 0.0F) return "fused calls have no softcap";
-  if (p.alibi) return "fused calls have no ALiBi";
+  std::string refusal = fused_problem_refusal(data);
+  if (!refusal.empty()) return refusal;
   if (p.sinks) return "fused calls have no sinks";
-  if (p.dropout != 0.0F) return "dropout of a library has another generator";
   if (p.pattern.output_scale() != 1.0F) return "it does not scale the output, which the head_groups dialect divides";
-  if (data.options.host_tensors) return "tensors stream from the host and are merged piece by piece";
   const Program& program = pass == Pass::forward ? data.forward : data.backward;
   for (const Stage& stage : program.stages) {
     if (!stage.rounds.empty()) return "rows come from other ranks and are merged";
@@ -58,7 +48,7 @@ std::string overlap_refusal(const std::vector<Slice>& slices, int group, Pass pa
       if (!overlap(a.batch_first, a.batch_count, b.batch_first, b.batch_count)) continue;
       if (overlap(a.heads, b.heads) && overlap(a.q, b.q))
         return "some queries take more than one call, whose results are merged";
-      if (pass == Pass::backward && overlap(kv_heads(a, group), kv_heads(b, group)) && overlap(a.k, b.k)) {
+      if (pass == Pass::backward && overlap(fused_kv_heads(a, group), fused_kv_heads(b, group)) && overlap(a.k, b.k)) {
         return "some keys are read by more than one call, whose gradients are added";
       }
     }
@@ -116,7 +106,7 @@ class FusedBuilder {
     }
     program_.attend_items.push_back(fused);
     query_rows_ += slice.batch_count * slice.heads.count * slice.q.count;
-    key_rows_ += slice.batch_count * kv_heads(slice, data_.problem.group()).count * slice.k.count;
+    key_rows_ += slice.batch_count * fused_kv_heads(slice, data_.problem.group()).count * slice.k.count;
   }
 
   Program finish() {
@@ -147,11 +137,6 @@ class FusedBuilder {
  private:
   std::int32_t view(TensorKind kind) const { return views_[static_cast<std::size_t>(kind)]; }
   std::int64_t query_rows() const { return data_.problem.replicated_q ? data_.problem.tokens_q : data_.shard_q.rows; }
-
-  static RowRef moved(const RowRef& ref, const Progression& from, const Progression& to) {
-    const std::int64_t skipped = from.count > 1 ? (to.first - from.first) / from.stride : 0;
-    return {ref.view, ref.row + skipped * ref.step, ref.step};
-  }
 
   void fill(Stage& stage, TensorKind kind, float value) {
     const View& target = program_.views[static_cast<std::size_t>(view(kind))];
@@ -228,6 +213,28 @@ std::int64_t fused_group(const Progression& heads, int group) {
     if (heads.at(t) / group != heads.first / group + t / each * step) return 0;
   }
   return each;
+}
+
+Progression fused_kv_heads(const Slice& slice, int group) {
+  const std::int64_t each = fused_group(slice.heads, group);
+  const std::int64_t first = slice.heads.first / group;
+  const std::int64_t count = slice.heads.count / each;
+  return {first, count > 1 ? slice.heads.at(each) / group - first : 1, count};
+}
+
+RowRef moved(const RowRef& ref, const Progression& from, const Progression& to) {
+  const std::int64_t skipped = from.count > 1 ? (to.first - from.first) / from.stride : 0;
+  return {ref.view, ref.row + skipped * ref.step, ref.step};
+}
+
+std::string fused_problem_refusal(const PlanData& data) {
+  const Problem& p = data.problem;
+  if (p.dtype == DType::float32) return "it is for 16-bit tensors";
+  if (p.softcap != 0.0F) return "fused calls have no softcap";
+  if (p.alibi) return "fused calls have no ALiBi";
+  if (p.dropout != 0.0F) return "dropout of a library has another generator";
+  if (data.options.host_tensors) return "tensors stream from the host and are merged piece by piece";
+  return {};
 }
 
 FusedProgram fuse(const PlanData& data, Pass pass) {

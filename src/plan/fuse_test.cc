@@ -143,5 +143,44 @@ TEST(Fuse, EveryRefusalIsSaid) {
               HasSubstr("65 calls"));
 }
 
+// With partials in the storage dtype: a call and a row launch in the place of each task, all else as it was.
+TEST(Fuse, PartialsAreTakenInByRowLaunches) {
+  Problem problem;
+  problem.tokens_q = problem.tokens_k = 64;
+  problem.heads = problem.kv_heads = 4;
+  problem.head_dim = problem.head_dim_v = 16;
+  problem.dtype = DType::bfloat16;
+  problem.ranks = 3;
+  problem.pattern = Pattern::parse("causal");
+  problem.sharding_q = problem.sharding_k = Sharding::parse("zigzag");
+  PlanOptions options;
+  options.device = DeviceKind::cuda;
+  options.strategy = Strategy::ring;
+  const Plan plan = make_plan(problem, options, 1);
+  const auto launches = [](const Program& program, LaunchKind kind) {
+    std::int64_t count = 0;
+    for (const Stage& stage : program.stages) {
+      for (const auto* list : {&stage.before, &stage.compute}) {
+        for (const Launch& launch : *list) count += launch.kind == kind ? 1 : 0;
+      }
+    }
+    return count;
+  };
+  const PlanData& data = plan.data();
+  const Program forward = fuse_partials(data, Pass::forward).program;
+  const auto tasks = static_cast<std::int64_t>(data.forward.attend_items.size());
+  EXPECT_GT(tasks, 2);
+  EXPECT_EQ(launches(forward, LaunchKind::attend), 0);
+  EXPECT_EQ(launches(forward, LaunchKind::fused), tasks);
+  EXPECT_EQ(launches(forward, LaunchKind::merge), tasks);
+  EXPECT_EQ(forward.pairs, data.forward.pairs);
+  const Program backward = fuse_partials(data, Pass::backward).program;
+  EXPECT_EQ(launches(backward, LaunchKind::fused_backward), static_cast<std::int64_t>(data.backward.attend_items.size()));
+  EXPECT_EQ(launches(backward, LaunchKind::attend_backward), 0);
+  EXPECT_EQ(backward.regions.back().name, "partials");
+  EXPECT_EQ(backward.regions.back().offset % 256, 0);
+  EXPECT_EQ(backward.regions.back().offset + backward.regions.back().bytes, backward.arena_bytes);
+}
+
 }  // namespace
 }  // namespace ringspan::internal

@@ -50,6 +50,14 @@ DeviceKind parse_device_kind(std::string_view name) {
   throw InvalidArgument("unknown kind of device '" + std::string(name) + "': expected cpu or cuda");
 }
 
+std::string_view to_string(Partials partials) { return partials == Partials::storage ? "storage" : "float32"; }
+
+Partials parse_partials(std::string_view name) {
+  if (name == "float32") return Partials::float32;
+  if (name == "storage") return Partials::storage;
+  throw InvalidArgument("unknown kind of partials '" + std::string(name) + "': expected float32 or storage");
+}
+
 std::string_view to_string(SizeSource source) {
   static constexpr std::array<std::string_view, 4> kNames{"given", "tuned", "default", "memory budget"};
   return kNames[static_cast<std::size_t>(source)];

@@ -63,6 +63,7 @@ ordered_json options_json(const PlanOptions& o) {
           {"threads", o.threads},
           {"attend_kernel", o.attend_kernel},
           {"attend_backward_kernel", o.attend_backward_kernel},
+          {"partials", to_string(o.partials)},
           {"device", to_string(o.device)},
           {"device_messages", o.device_messages},
           {"host_tensors", o.host_tensors}};

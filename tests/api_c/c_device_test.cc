@@ -328,12 +328,13 @@ TEST(CDevice, NondeterministicAsksForALibrary) {
   ringspan_problem problem = make_problem(1);
   problem.dtype = RINGSPAN_BFLOAT16;
   problem.sinks = 0;
-  const auto plan_text = [&](int nondeterministic, const char* kernel) -> std::string {
+  const auto plan_text = [&](int nondeterministic, const char* kernel, const char* partials = nullptr) -> std::string {
     ringspan_execute_options execute = on(kDevice);
     execute.nondeterministic = nondeterministic;
     auto options = make_struct<ringspan_options>();
     options.attend_kernel = kernel;
     options.attend_backward_kernel = kernel;
+    options.partials = partials;
     ringspan_attention* attention = nullptr;
     if (ringspan_attention_create(&problem, &options, world[0], &execute, &attention) != RINGSPAN_OK)
       return ringspan_last_error();
@@ -350,6 +351,12 @@ TEST(CDevice, NondeterministicAsksForALibrary) {
   EXPECT_NE(plan_text(1, nullptr).find("attend_backward_cudnn_emulated"), std::string::npos);
   EXPECT_NE(plan_text(0, "cudnn").find("attend_backward_cudnn_emulated"), std::string::npos);
   EXPECT_NE(plan_text(1, "own").find("attend_backward_kernel is 'own'"), std::string::npos);
+  EXPECT_NE(plan_text(0, nullptr, "storage").find("none may compute"), std::string::npos);
+  EXPECT_NE(plan_text(0, "cudnn", "half").find("unknown kind of partials 'half'"), std::string::npos);
+  problem.pattern = "prefix:5";
+  EXPECT_NE(plan_text(0, "cudnn").find("more than one call"), std::string::npos);
+  EXPECT_NE(plan_text(0, "cudnn", "storage").find("attend_backward_cudnn_emulated"), std::string::npos);
+  problem.pattern = nullptr;
   problem.softcap = 5;
   EXPECT_NE(plan_text(0, "cudnn").find("'cudnn' cannot compute this: fused calls have no softcap"), std::string::npos);
   ringspan_comm_destroy(world[0]);

@@ -278,7 +278,8 @@ std::string judge(const Case& test, const Whole& whole, const Outputs& outputs) 
   };
   inputs.rounded_o = p.dtype != DType::float32 && !test.options.keep_o_float32;
   const bool backward = test.options.backward;
-  const oracle::Result exact = oracle::dense(p, inputs, oracle::Arithmetic::exact, backward);
+  oracle::Result exact = oracle::dense(p, inputs, oracle::Arithmetic::exact, backward);
+  if (test.widen) test.widen(inputs, exact);
   const oracle::Result naive = oracle::dense(p, inputs, oracle::Arithmetic::naive, backward);
   std::string failures;
   const auto compare = [&](const char* name, const oracle::Tensor& right, const oracle::Tensor& plain, const void* data,

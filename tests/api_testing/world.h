@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "oracle/dense.h"
 #include "plan/plan_data.h"
 #include "ringspan/attention.h"
 #include "ringspan/transports.h"
@@ -30,6 +31,8 @@ struct Case {
   float gain = 1.0F;  // of the logits: q is multiplied with it
   // Puts a communicator around each rank's (comm_testing/decorators.h); empty: none.
   std::function<std::unique_ptr<Communicator>(Communicator&)> wrap;
+  // What the computation may be off besides: added to the floors of the exact result.
+  std::function<void(const oracle::Inputs&, oracle::Result&)> widen;
   std::function<void(internal::PlanData&)> spoil;  // alters every rank's plan before it is executed (planted bugs)
 };
 

@@ -8,6 +8,7 @@
 #include "api_testing/world.h"
 #include "capability_table.h"
 #include "cuda/device_world.h"
+#include "cuda/partials_bounds.h"
 #include "ringspan/error.h"
 
 namespace ringspan::cli {
@@ -23,14 +24,20 @@ testing::Case case_of(const Cell& cell) {
   test.problem = cell.problem;
   test.options = cell.plan;
   if (test.options.device != DeviceKind::cpu) test.execute.device = "cuda-emulated";
+  test.execute.deterministic = test.options.partials == Partials::float32;
   return test;
 }
 
 std::string judge(const Cell& cell) {
-  const testing::Case test = case_of(cell);
+  testing::Case test = case_of(cell);
   if (test.options.device == DeviceKind::cpu) return testing::judge(test);
   const testing::Whole whole(test);
-  return testing::judge(test, whole, testing::run(test, whole, testing::device_script(test.execute.device)));
+  const testing::Outputs outputs = testing::run(test, whole, testing::device_script(test.execute.device));
+  if (test.options.partials == Partials::storage) {  // a library computes what it can, and delta from the rounded o
+    test.widen = testing::partials_bounds(test.problem);
+    test.options.keep_o_float32 = false;
+  }
+  return testing::judge(test, whole, outputs);
 }
 
 class Capabilities : public ::testing::TestWithParam<Strategy> {};

@@ -79,6 +79,11 @@ const std::vector<Feature>& capability_options() {
          o.bucket_rows = 10;
          o.keep_o_float32 = false;
        }},
+      {"fused calls, partials in 16 bits",
+       [](Problem&, PlanOptions& o) {
+         o.device = DeviceKind::cuda;
+         o.partials = Partials::storage;
+       }},
   };
   return features;
 }
