@@ -39,7 +39,7 @@ def make_problem(
 
 def make_options(
     *, strategy="auto", backward=True, memory_budget=0, bucket_rows=0, threads=1, kernel="", tile=None, backward_tile=None,
-    device="cpu", host_tensors=False, keep_o_float32=None,
+    device="cpu", host_tensors=False, keep_o_float32=None, partials="float32",
 ):  # fmt: skip
     """Of a device by the name that attention() knows; its plan needs the kind only. Streamed tensors keep o as it is, on the host."""
     options = PlanOptions()
@@ -54,6 +54,7 @@ def make_options(
     options.attend_backward_tile = backward_tile or (0, 0)
     options.device = "cuda" if device.startswith("cuda") else device
     options.host_tensors = host_tensors
+    options.partials = partials
     options.keep_o_float32 = not host_tensors if keep_o_float32 is None else keep_o_float32
     return options
 

@@ -89,6 +89,10 @@ void bind_options(nb::module_& module) {
               "The tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows.")
       .def_rw("attend_kernel", &PlanOptions::attend_kernel)
       .def_rw("attend_backward_kernel", &PlanOptions::attend_backward_kernel)
+      .def_prop_rw(
+          "partials", [](const PlanOptions& o) { return std::string(to_string(o.partials)); },
+          [](PlanOptions& o, const std::string& name) { o.partials = parse_partials(name); },
+          "float32, or storage: a library's fused attention also computes rows that take several of its calls.")
       .def_prop_rw("attend_tile", &tile_of<&PlanOptions::attend_tile>, &set_tile<&PlanOptions::attend_tile>,
                    "(queries, keys) of a tile; (0, 0): as tuned, else the kernel's own.")
       .def_prop_rw("attend_backward_tile", &tile_of<&PlanOptions::attend_backward_tile>,

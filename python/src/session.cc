@@ -79,8 +79,8 @@ class Session {
 
   // Collective: agrees on problem and options first, then plans.
   Session(const Problem& problem, const PlanOptions& plan_options, Communicator& communicator, double deadline,
-          const std::string& device, Address stream)
-      : attention_(problem, plan_options, communicator, options(deadline, device, stream)) {}
+          const std::string& device, Address stream, bool deterministic)
+      : attention_(problem, plan_options, communicator, options(deadline, device, stream, deterministic)) {}
 
   std::vector<std::tuple<std::string, std::string>> kernels() const {
     const Plan& plan = attention_.plan();
@@ -119,29 +119,29 @@ void bind_simulation_of_shards(nb::module_& module) {
       "simulate_forward_shards",
       [](const std::vector<Plan>& plans, const std::string& device, Address stream,
          const std::vector<std::vector<TensorTuple>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks,
-         Address saved, std::int64_t saved_bytes) {
+         Address saved, std::int64_t saved_bytes, bool deterministic) {
         std::vector<ForwardTensors> tensors;
         for (const auto& t : shards) {
           RINGSPAN_CHECK(t.size() == 5);
           tensors.push_back(forward_tensors(t[0], t[1], t[2], t[3], t[4], alibi, alibi_stride, sinks));
         }
-        simulate_forward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream));
+        simulate_forward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream, deterministic));
       },
       "plans"_a, "device"_a, "stream"_a, "shards"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "saved"_a = 0,
-      "saved_bytes"_a = 0, Guard());
+      "saved_bytes"_a = 0, "deterministic"_a = true, Guard());
   module.def(
       "simulate_backward_shards",
       [](const std::vector<Plan>& plans, const std::string& device, Address stream,
          const std::vector<std::vector<TensorTuple>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks,
-         const std::vector<Address>& dsinks, Address saved, std::int64_t saved_bytes) {
+         const std::vector<Address>& dsinks, Address saved, std::int64_t saved_bytes, bool deterministic) {
         std::vector<BackwardTensors> tensors;
         for (std::size_t rank = 0; rank < shards.size(); ++rank) {
           tensors.push_back(backward_tensors(shards[rank], alibi, alibi_stride, sinks, dsinks.empty() ? 0 : dsinks.at(rank)));
         }
-        simulate_backward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream));
+        simulate_backward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream, deterministic));
       },
       "plans"_a, "device"_a, "stream"_a, "shards"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0,
-      "dsinks"_a = std::vector<Address>(), "saved"_a = 0, "saved_bytes"_a = 0, Guard());
+      "dsinks"_a = std::vector<Address>(), "saved"_a = 0, "saved_bytes"_a = 0, "deterministic"_a = true, Guard());
 }
 
 }  // namespace
@@ -152,8 +152,9 @@ void bind_session(nb::module_& module) {
       .def(nb::init<const Plan&, Communicator*, double, const std::string&, Address, Address, std::int64_t, bool>(), "plan"_a,
            "communicator"_a.none() = nb::none(), "deadline"_a = 30.0, "device"_a = "cpu", "stream"_a = 0, "arena"_a = 0,
            "arena_bytes"_a = 0, "deterministic"_a = true, nb::keep_alive<1, 3>(), Guard())
-      .def(nb::init<const Problem&, const PlanOptions&, Communicator&, double, const std::string&, Address>(), "problem"_a,
-           "options"_a, "communicator"_a, "deadline"_a, "device"_a = "cpu", "stream"_a = 0, nb::keep_alive<1, 4>(), Guard())
+      .def(nb::init<const Problem&, const PlanOptions&, Communicator&, double, const std::string&, Address, bool>(),
+           "problem"_a, "options"_a, "communicator"_a, "deadline"_a, "device"_a = "cpu", "stream"_a = 0,
+           "deterministic"_a = true, nb::keep_alive<1, 4>(), Guard())
       .def("forward", &Session::forward, "q"_a, "k"_a, "v"_a, "o"_a, "lse"_a, "alibi"_a = 0, "alibi_stride"_a = 0,
            "sinks"_a = 0, "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,

@@ -227,6 +227,19 @@ def _in_a_group(rank, ranks, stand_in=None):
         rt.attention(*seeded, group=dist.group.WORLD, device=DEVICE if rank == 0 else None)
     again = rt.attention(*seeded, group=dist.group.WORLD, device=DEVICE)
     assert_close(again, sharding.shard(attention(q, k, v)[0], rank=rank))
+    # The calls of a library, whose 16-bit results are merged.
+    local = [sharding.shard(t, rank=rank).bfloat16().requires_grad_() for t in (q, k, v)]
+    options = dict(causal=True, strategy="ring", sharding="zigzag", group=dist.group.WORLD, device=DEVICE)
+    own = rt.attention(*local, **options).detach()
+    for asked in (dict(kernel="cudnn"), dict(deterministic=False)):
+        o = rt.attention(*local, **options, **asked, partials="storage")
+        o.backward(sharding.shard(d_out, rank=rank).bfloat16())
+        assert not torch.equal(o, own)
+        assert (o.float() - own.float()).abs().max() < 0.03
+    with pytest.raises(ringspan.Unsupported, match="rows come from other ranks and are merged"):
+        rt.attention(*local, **options, kernel="cudnn")
+    with pytest.raises(ringspan.CommError, match="ranks disagree on partials"):
+        rt.attention(*local, **options, kernel="cudnn", partials=("float32", "storage")[rank])
 
 
 emulated_only = pytest.mark.skipif(not EMULATED, reason="two ranks on one GPU; selftest --device cuda runs a GPU per rank")
@@ -422,6 +435,42 @@ def test_a_library_can_be_named():
     assert [kernel for kernel, _ in rt.kernels().values()] == ["attend_cudnn_emulated", "attend_backward_cudnn_emulated"]
     rt.attention(*tensors, kernel="own", deterministic=False, device=DEVICE)
     assert rt.kernels()["forward"] == ("attend_cuda", "no fused attention of a library: attend_kernel is 'own'")
+
+
+@pytest.mark.skipif(not EMULATED, reason="a deterministic backward pass may need much memory")
+@pytest.mark.parametrize("asked", [dict(kernel="cudnn"), dict(deterministic=False)])
+def test_a_library_computes_rows_of_several_calls(asked):
+    """partials="storage": overlapping branches on one rank, and simulated ranks."""
+    tensors = _inputs(64, dtype=torch.bfloat16, dim=32)
+    with pytest.raises(ringspan.Unsupported, match="more than one call"):
+        rt.attention(*tensors, pattern="dilated:16x1,32x2", kernel="cudnn", device=DEVICE)
+
+    def results(**named):
+        for t in tensors:
+            t.grad = None
+        o = rt.attention(*tensors, device=DEVICE, **named)
+        o.backward(torch.ones_like(o))
+        return o.detach(), *(t.grad for t in tensors)
+
+    for call in (dict(pattern="dilated:16x1,32x2"), dict(causal=True, ranks=3, strategy="ring")):
+        own = results(**call)
+        stored = results(**call, **asked, partials="storage")
+        if "ranks" not in call:
+            assert [kernel for kernel, _ in rt.kernels().values()] == ["attend_cudnn_emulated", "attend_backward_cudnn_emulated"]
+        for name, a, b in zip(("o", "dq", "dk", "dv"), stored, own):
+            assert not torch.equal(a, b), name
+            assert (a.float() - b.float()).abs().max() <= 0.03 * b.float().abs().max() + 0.01, name
+
+
+def test_partials_of_no_library_are_refused():
+    tensors = _inputs(16, dtype=torch.bfloat16)
+    with pytest.raises(ringspan.Unsupported, match="partials 'storage'.*none may compute"):
+        rt.attention(*tensors, partials="storage", device=DEVICE)
+    with pytest.raises(ringspan.Unsupported, match="partials 'storage'.*dtype is float32"):
+        rt.attention(*_inputs(16), partials="storage", kernel="cudnn", device=DEVICE)
+    if EMULATED:
+        with pytest.raises(ringspan.Unsupported, match="partials 'storage'.*computes on the CPU"):
+            rt.attention(*tensors, partials="storage")
 
 
 def _text():

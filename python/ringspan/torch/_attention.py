@@ -133,6 +133,7 @@ def attention(
     layout: str = "bshd",
     return_lse: bool = False,
     deterministic: bool = True,
+    partials: str = "float32",
     deadline: float | None = None,
     memory_budget: int = 0,
     bucket_rows: int = 0,
@@ -186,6 +187,10 @@ def attention(
     compute where one call gives a row's final result. It may give other bits in every run, computes the gradient of q and k from o as
     it was rounded, has no gradient through lse, and takes inputs whose rows begin at multiples of 16 bytes. See docs/cuda.md.
 
+    `partials="storage"` lets a library's kernel (named, or with deterministic=False) also compute where rows take several of its calls:
+    on the ranks of a group, and with overlapping dilated branches. Each call rounds its results to the 16-bit dtype before they are
+    merged in float32, which makes errors larger, see docs/cuda.md; refused with float32 tensors, on CPUs, and with our own kernels.
+
     The gradient of sinks on each rank of a group is its share: shares add up to the gradient, as those of weights do.
     """
     name = ""
@@ -199,12 +204,14 @@ def attention(
             _refuse_unknown(unknown)
         if not isinstance(deterministic, bool):
             raise InvalidArgument(f"deterministic ({deterministic!r}) must be True or False")
+        if partials not in ("float32", "storage"):
+            raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
         inputs, text = _prepare(
             q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
             lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
             dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, strategy=strategy, layout=layout,
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
-            device=device, host_tensors=host_tensors, deterministic=deterministic,
+            device=device, host_tensors=host_tensors, deterministic=deterministic, partials=partials,
         )  # fmt: skip
     except Error as error:
         if name and not torch.compiler.is_compiling():
@@ -221,7 +228,7 @@ def attention(
 def _prepare(
     q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
     dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
-    host_tensors=False, deterministic=True,
+    host_tensors=False, deterministic=True, partials="float32",
 ):  # fmt: skip
     """The inputs of the op and its spec."""
     kind = q.device.type if isinstance(q, torch.Tensor) else ""
@@ -276,7 +283,7 @@ def _prepare(
         "" if pattern is None else pattern if isinstance(pattern, str) else str(pattern), bool(causal), window_pair(window),
         cu_q is not None, None if scale is None else _number(scale, "scale"), _number(softcap, "softcap"), dropout_p,
         0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _number(deadline, "deadline"),
-        int(memory_budget), int(bucket_rows), kernel, device, host_tensors, deterministic,
+        int(memory_budget), int(bucket_rows), kernel, device, host_tensors, deterministic, partials,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)

@@ -180,19 +180,19 @@ class Session:
         self.core = make(place.name, handle_of(self.stream))
 
     @classmethod
-    def alone(cls, place, plan, deterministic=True):
+    def alone(cls, place, plan, deterministic=True, partials="float32"):
         if place.kind == "cpu":
             return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream))
-        if not deterministic:  # the workspace of a library's kernels is known only when they are asked
-            return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream, deterministic=False))
+        if not deterministic or partials != "float32":  # what a library's kernels need is known only when they are asked
+            return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream, deterministic=deterministic))
         arena = torch.empty(plan.arena_bytes(), dtype=torch.uint8, device=place.device)
         made = lambda device, stream: _core.Session(plan, None, 30.0, device, stream, place.address(arena), arena.numel())  # noqa: E731
         return cls(place, made, arena)
 
     @classmethod
-    def of_group(cls, place, problem, options, communicator, deadline):
+    def of_group(cls, place, problem, options, communicator, deadline, deterministic=True):
         """Collective. The library allocates the arena, for a rank that cannot must tell the others."""
-        return cls(place, lambda device, stream: _core.Session(problem, options, communicator, deadline, device, stream))
+        return cls(place, lambda device, stream: _core.Session(problem, options, communicator, deadline, device, stream, deterministic))
 
     def may_be_captured(self):
         return self.stream.cuda_stream != 0  # the default stream cannot be

@@ -93,7 +93,7 @@ class Call:
         return make_options(
             strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
             bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel, host_tensors=s.host_tensors,
-            keep_o_float32=not s.host_tensors and not s.rounds_o,
+            keep_o_float32=not s.host_tensors and not s.rounds_o, partials=s.partials,
         )  # fmt: skip
 
     def fields(self, backward):
@@ -131,6 +131,8 @@ class Call:
             ("bucket_rows", s.bucket_rows, False),
             ("host_tensors", int(s.host_tensors), False),
             ("deterministic", int(s.deterministic), False),
+            ("kernel (hash)", hashed(s.kernel), True),  # a session has one
+            ("partials (hash)", hashed(s.partials), True),
         ]
 
 
@@ -165,14 +167,15 @@ class _Alone:
                 problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
                 options = call.options(threads, ranks)
                 on_cpu = call.place.kind == "cpu"
-                if ranks == 1 and not on_cpu:
-                    options.device = "cuda"  # the arena is torch's: its size must be known before there is a session
+                # Alone the arena is torch's: its size must be known before there is a session. Names and partials are of the device's kernels.
+                if not on_cpu and (ranks == 1 or call.spec.kernel or call.spec.partials != "float32"):
+                    options.device = "cuda"
                 plans = [_core.make_plan(problem, options, rank, tuned=on_cpu) for rank in range(ranks)]
                 self._plans.put(key, plans)
             if ranks > 1:
                 self.latest = None
                 return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)
-            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic)
+            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.partials)
         self.latest = session
         session.run(execute, seed, tensors)
         if call.place.is_capturing():
@@ -226,7 +229,7 @@ class _Group:
         if session is None:
             problem = call.problem(tokens_q, tokens_k, self.core.size)
             options = call.options(num_threads() if call.place.kind == "cpu" else 1, self.core.size)
-            session = _device.Session.of_group(call.place, problem, options, self.core, deadline)
+            session = _device.Session.of_group(call.place, problem, options, self.core, deadline, call.spec.deterministic)
             self._sessions.put(key, session)
         try:
             session.run(execute, records[0][6], tensors)
@@ -372,7 +375,7 @@ def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
         if place.kind == "cpu":
             _core.simulate_forward(plans, *tensors, **named)
         else:
-            _simulate.forward(place, plans, (q, k, v, o, lse), named)
+            _simulate.forward(place, plans, (q, k, v, o, lse), dict(named, deterministic=call.spec.deterministic))
 
     _run(call, False, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved))
     return o, lse, saved
@@ -402,7 +405,7 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_
         if place.kind == "cpu":
             _core.simulate_backward(plans, tensors, **named)
         else:
-            _simulate.backward(place, plans, inputs, (dq, dk, dv, dsinks), vectors)
+            _simulate.backward(place, plans, inputs, (dq, dk, dv, dsinks), dict(vectors, deterministic=call.spec.deterministic))
 
     _run(
         call, True, seed_of(seed), group, lambda session: session.backward(tensors, **named), simulate,

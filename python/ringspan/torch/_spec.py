@@ -34,6 +34,7 @@ class Spec:
     device: str  # "": where the tensors are
     host_tensors: bool
     deterministic: bool
+    partials: str
 
     @property
     def rounds_o(self):
@@ -42,13 +43,14 @@ class Spec:
 
 
 def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy,
-           layout, backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic):  # fmt: skip
+           layout, backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic,
+           partials="float32"):  # fmt: skip
     """Only formatting: this is traced by torch.compile."""
     bounds = "" if window is None else f"{window[0]},{window[1]}"
     return (
         f"{pattern}|{int(causal)}|{bounds}|{int(documents)}|{'' if scale is None else repr(scale)}|{softcap!r}|{dropout!r}|{ranks}|"
         f"{sharding}|{sharding_tokens}|{sharding_ranks}|{strategy}|{layout}|{int(backward)}|{deadline!r}|{memory_budget}|"
-        f"{bucket_rows}|{kernel}|{device}|{int(host_tensors)}|{int(deterministic)}"
+        f"{bucket_rows}|{kernel}|{device}|{int(host_tensors)}|{int(deterministic)}|{partials}"
     )
 
 
@@ -56,7 +58,7 @@ def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, s
 def decode(text):
     """Raises InvalidArgument where the pattern or the window make no sense."""
     (pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
-     backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic) = text.split("|")  # fmt: skip
+     backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials) = text.split("|")  # fmt: skip
     window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
     return Spec(
         text=text,
@@ -79,4 +81,5 @@ def decode(text):
         device=device,
         host_tensors=host_tensors == "1",
         deterministic=deterministic == "1",
+        partials=partials,
     )
