@@ -180,10 +180,10 @@ class Session:
         self.core = make(place.name, handle_of(self.stream))
 
     @classmethod
-    def alone(cls, place, plan, deterministic=True, partials="float32"):
+    def alone(cls, place, plan, deterministic=True, library=False):
         if place.kind == "cpu":
             return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream))
-        if not deterministic or partials != "float32":  # what a library's kernels need is known only when they are asked
+        if library:  # what its kernels need is known only when they are asked
             return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream, deterministic=deterministic))
         arena = torch.empty(plan.arena_bytes(), dtype=torch.uint8, device=place.device)
         made = lambda device, stream: _core.Session(plan, None, 30.0, device, stream, place.address(arena), arena.numel())  # noqa: E731

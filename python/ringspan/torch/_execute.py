@@ -175,7 +175,7 @@ class _Alone:
             if ranks > 1:
                 self.latest = None
                 return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)
-            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.partials)
+            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.rounds_o)
         self.latest = session
         session.run(execute, seed, tensors)
         if call.place.is_capturing():
