@@ -123,13 +123,14 @@ struct AttendKernel {
   TileSizes (*tile_sizes)(const AttendShape&) = [](const AttendShape&) { return TileSizes{}; };  // shape.tile is not looked at
   std::int64_t (*keys_without_state)(const AttendShape&) = [](const AttendShape&) { return std::int64_t{0}; };  // forward
   bool writes_gradients = false;                                                                                // backward
+  bool (*is_default)() = [] { return true; };  // on this machine: otherwise used when named
 };
 
 // Best first, reference last; every supported shape is supported by the reference.
 std::span<const AttendKernel> attend_kernels();
 std::span<const AttendKernel> attend_backward_kernels();
 
-// The first kernel of the list that supports the shape, or the one named (name may be a suffix such as "reference").
+// The first default kernel of the list that supports the shape, or the one named (name may be a suffix such as "reference").
 // Throws Unsupported naming the shape, or InvalidArgument listing the known names, or the tile sizes that the kernel takes.
 const AttendKernel& select_attend(const AttendShape& shape, std::string_view name = {});
 const AttendKernel& select_attend_backward(const AttendShape& shape, std::string_view name = {});

@@ -132,8 +132,9 @@ void add(std::span<const AttendKernel> kernels, bool backward) {
                         : kernel.name.find("_f16") != std::string_view::npos ? DType::float16
                                                                              : DType::float32;
     if (!kernel.supports({dtype, 64, 64, 1, false, false, false, 1})) continue;
-    const bool best = (seen & 1U << static_cast<int>(dtype)) == 0;  // of its dtype on this machine; the others briefly
-    seen |= 1U << static_cast<int>(dtype);
+    // The best of its dtype on this machine; the others briefly.
+    const bool best = kernel.is_default() && (seen & 1U << static_cast<int>(dtype)) == 0;
+    if (best) seen |= 1U << static_cast<int>(dtype);
     for (const int dim : {64, 128}) {
       for (const char* structure : {"full", "causal", "window511", "documents", "dilated4", "buckets256", "decode"}) {
         if (!best && (dim != 64 || structure != std::string("causal"))) continue;

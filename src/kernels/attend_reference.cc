@@ -13,7 +13,6 @@ namespace ringspan::kernels {
 namespace {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-constexpr int kLargestWidth = 256;
 
 // One (batch item, query head) of one task.
 template <DType kType>
@@ -40,7 +39,7 @@ class HeadForward {
           run_row(row, keys, *row_of<float>(task_.m, batch_, t_, row), *row_of<float>(task_.l, batch_, t_, row), acc);
         if (task_.o.data != nullptr) finish_task_row(params_, task_, batch_, t_, row);
       } else {
-        float m = kMinusInfinity, l = 0.0F, acc[kLargestWidth];
+        float m = kMinusInfinity, l = 0.0F, acc[kMaxHeadDim];
         if (!keys.empty()) run_row(row, keys, m, l, acc);
         finish_task_row(params_, task_, batch_, t_, row, m, l, acc);
       }
@@ -102,8 +101,8 @@ class HeadForward {
 }  // namespace
 
 bool reference_supports(const AttendShape& shape, DType dtype) {
-  return shape.dtype == dtype && shape.head_dim >= 1 && shape.head_dim <= kLargestWidth && shape.head_dim_v >= 1 &&
-         shape.head_dim_v <= kLargestWidth && shape.group >= 1 && shape.threads >= 1;
+  return shape.dtype == dtype && shape.head_dim >= 1 && shape.head_dim <= kMaxHeadDim && shape.head_dim_v >= 1 &&
+         shape.head_dim_v <= kMaxHeadDim && shape.group >= 1 && shape.threads >= 1;
 }
 
 std::int64_t reference_scratch_bytes(const AttendShape&) { return 0; }

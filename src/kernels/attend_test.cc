@@ -475,6 +475,11 @@ TEST(AttendKernels, SelectionByName) {
   EXPECT_EQ(select_attend(shape, "attend_bf16_reference").name, "attend_bf16_reference");
   EXPECT_EQ(select_attend_backward(shape, "reference").name, "attend_backward_bf16_reference");
   EXPECT_TRUE(select_attend(shape).supports(shape));
+  EXPECT_TRUE(select_attend(shape).is_default());
+  for (const AttendKernel& kernel : attend_kernels()) {  // others run when named
+    if (!kernel.supports(shape)) continue;
+    EXPECT_EQ(select_attend(shape, kernel.name).name, kernel.name);
+  }
   EXPECT_THROW(select_attend(shape, "attend_f32_reference"), Unsupported);
   shape.head_dim = 257;
   EXPECT_THROW(select_attend(shape), Unsupported);

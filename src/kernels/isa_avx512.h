@@ -35,6 +35,23 @@ struct Isa {
   static Reg ldexp(Reg x, Reg n) { return _mm512_scalef_ps(x, n); }
   static float reduce_add(Reg x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(Reg x) { return _mm512_reduce_max_ps(x); }
+  template <int kCount>
+  static Reg set_group(const float* p) {
+    if constexpr (kCount == 4) return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
+    double both;
+    __builtin_memcpy(&both, p, sizeof both);
+    return _mm512_castpd_ps(_mm512_set1_pd(both));
+  }
+  static Reg add_groups(const Reg (&x)[2]) {
+    const Reg sum = _mm512_shuffle_ps(x[0], x[1], 0x88) + _mm512_shuffle_ps(x[0], x[1], 0xdd);  // by 128 bits: two of each
+    return _mm512_castpd_ps(_mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_castps_pd(sum)));
+  }
+  static Reg add_groups(const Reg (&x)[4]) {
+    const Reg a = _mm512_unpacklo_ps(x[0], x[1]) + _mm512_unpackhi_ps(x[0], x[1]);
+    const Reg b = _mm512_unpacklo_ps(x[2], x[3]) + _mm512_unpackhi_ps(x[2], x[3]);
+    const Reg sum = _mm512_shuffle_ps(a, b, 0x44) + _mm512_shuffle_ps(a, b, 0xee);  // by 128 bits: one of each
+    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sum);
+  }
   static void transpose(Reg (&t)[16]) {
     Reg a[16], b[16];
     for (int i = 0; i < 16; i += 2) {

@@ -20,6 +20,7 @@
 namespace ringspan::kernels {
 namespace {
 
+bool always() { return true; }
 bool machine_has_portable() { return true; }
 #if defined(__x86_64__)
 bool machine_has_avx2() {
@@ -30,6 +31,10 @@ bool machine_has_avx512() {
          __builtin_cpu_supports("avx512vl") && machine_has_avx2();
 }
 bool machine_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && machine_has_avx512(); }
+
+// Whether dot products of bfloat16 outrun multiply-adds of float32 in vectors: they have twice their rate on AMD's processors,
+// half of it on Intel's since Sapphire Rapids, the first with arithmetic of float16 (docs/performance.md).
+bool dot_products_pay() { return !(__builtin_cpu_is("intel") && __builtin_cpu_supports("avx512fp16")); }
 
 // A process has to ask the system for the registers of AMX, once for all its threads, present and future.
 bool machine_has_amx() {
@@ -61,8 +66,9 @@ bool machine_has_sve256() {
 #endif
 
 // A tiled kernel of one storage type on one instruction set.
-template <DType kType, const TileOps& kOps, bool (*kMachineHas)()>
+template <DType kType, const TileOps& kOps, bool (*kMachineHas)(), bool (*kIsDefault)() = always>
 struct Tiled {
+  static constexpr auto is_default = kIsDefault;
   static TileSizes forward_sizes(const AttendShape& shape) {
     return kOps.forward_sizes({static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v, {}});
   }
@@ -83,6 +89,7 @@ struct Tiled {
 
 template <DType kType>
 struct Reference {
+  static constexpr auto is_default = always;
   static constexpr auto forward_sizes = no_tile_sizes, backward_sizes = no_tile_sizes;
   static bool supports(const AttendShape& shape) { return reference_supports(shape, kType); }
   static std::int64_t forward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
@@ -97,7 +104,7 @@ struct Reference {
 template <DType kType>
 using amx = Tiled<kType, kTileAmx, machine_has_amx>;
 template <DType kType>
-using avx512bf16 = Tiled<kType, kTileAvx512Bf16, machine_has_avx512bf16>;
+using avx512bf16 = Tiled<kType, kTileAvx512Bf16, machine_has_avx512bf16, dot_products_pay>;
 template <DType kType>
 using avx512 = Tiled<kType, kTileAvx512, machine_has_avx512>;
 template <DType kType>
@@ -116,7 +123,8 @@ using reference = Reference<kType>;
 constexpr Implementation kImplementations[] = {
 #if defined(__x86_64__)
     {"amx", "AMX with tiles of bfloat16, AVX512-BF16", "", machine_has_amx},
-    {"avx512bf16", "AVX512-BF16", "", machine_has_avx512bf16},
+    {"avx512bf16", "AVX512-BF16", "used when named where dot products are slower than multiply-adds: Intel",
+     machine_has_avx512bf16},
     {"avx512", "AVX-512 F, DQ, BW and VL", "", machine_has_avx512},
     {"avx2", "AVX2, FMA and F16C", "", machine_has_avx2},
 #elif defined(__aarch64__)
@@ -128,19 +136,29 @@ constexpr Implementation kImplementations[] = {
 };
 
 constexpr AttendKernel kAttendKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                              \
-  {"attend_" #short_name "_" #implementation,   implementation<DType::dtype>::supports, \
-   implementation<DType::dtype>::forward_bytes, implementation<DType::dtype>::forward,  \
-   implementation<DType::dtype>::forward_sizes, implementation<DType::dtype>::keys},
+#define RINGSPAN_KERNEL(dtype, short_name, implementation) \
+  {"attend_" #short_name "_" #implementation,              \
+   implementation<DType::dtype>::supports,                 \
+   implementation<DType::dtype>::forward_bytes,            \
+   implementation<DType::dtype>::forward,                  \
+   implementation<DType::dtype>::forward_sizes,            \
+   implementation<DType::dtype>::keys,                     \
+   false,                                                  \
+   implementation<DType::dtype>::is_default},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };
 
 constexpr AttendKernel kAttendBackwardKernels[] = {
-#define RINGSPAN_KERNEL(dtype, short_name, implementation)                                     \
-  {"attend_backward_" #short_name "_" #implementation, implementation<DType::dtype>::supports, \
-   implementation<DType::dtype>::backward_bytes, implementation<DType::dtype>::backward,       \
-   implementation<DType::dtype>::backward_sizes},
+#define RINGSPAN_KERNEL(dtype, short_name, implementation) \
+  {"attend_backward_" #short_name "_" #implementation,     \
+   implementation<DType::dtype>::supports,                 \
+   implementation<DType::dtype>::backward_bytes,           \
+   implementation<DType::dtype>::backward,                 \
+   implementation<DType::dtype>::backward_sizes,           \
+   any_keys,                                               \
+   false,                                                  \
+   implementation<DType::dtype>::is_default},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };
@@ -183,7 +201,7 @@ const AttendKernel& select(std::span<const AttendKernel> kernels, const AttendSh
   std::string names;
   for (const AttendKernel& kernel : kernels) {
     names += (names.empty() ? "" : ", ") + std::string(kernel.name);
-    if (!name.empty() && !is_named(kernel.name, name)) continue;
+    if (name.empty() ? !kernel.is_default() : !is_named(kernel.name, name)) continue;
     known = true;
     if (!kernel.supports(shape)) continue;
     check_tile(kernel, shape);

@@ -6,7 +6,8 @@
 //   zero, set1, load, store, load_partial, store_partial (first n elements; others read as 0), load_bf16, load_f16,
 //   fma(a, b, c) = a b + c, max(a, b) (b where either is NaN), round (to nearest), ldexp(x, n) = x 2^n for an integral
 //   n in [-152, 128], reduce_add, reduce_max, transpose (kWidth registers); optional, where ldexp takes any n:
-//   fraction(x) = x - round(x), 0 where x is infinite.
+//   fraction(x) = x - round(x), 0 where x is infinite; optional, where kWidth is 16, for n = 2
+//   and 4: set_group<n>(p), n floats repeated, and add_groups(x), the sums of such groups of x[0], then of x[1], ..., x[n - 1].
 #include "kernels/tile_math.h"
 
 namespace ringspan::kernels {
@@ -98,11 +99,15 @@ bool pack_panels(float* out, const RowSource& source, float scale) {
 template <typename Type>
 void pack_rows(float* out, std::int64_t stride, const RowSource& source, float scale) {
   const Reg factor = Isa::set1(scale);
-  for (int row = 0; row < source.rows; ++row, out += stride) {
+  const int rows = source.rows, width = source.width;  // copies, which what is stored cannot change
+  for (int row = 0; row < rows; ++row, out += stride) {
     const auto* p = row_at<Type>(source, row);
     int e = 0;
-    for (; e + kWidth <= source.width; e += kWidth) Isa::store(out + e, Type::load(p + e) * factor);
-    if (e < source.width) Isa::store_partial(out + e, Type::load_partial(p + e, source.width - e) * factor, source.width - e);
+    for (; e + 4 * kWidth <= width; e += 4 * kWidth) {
+      RINGSPAN_UNROLL for (int i = 0; i < 4; ++i) Isa::store(out + e + i * kWidth, Type::load(p + e + i * kWidth) * factor);
+    }
+    for (; e + kWidth <= width; e += kWidth) Isa::store(out + e, Type::load(p + e) * factor);
+    if (e < width) Isa::store_partial(out + e, Type::load_partial(p + e, width - e) * factor, width - e);
   }
 }
 

@@ -1,30 +1,47 @@
-// Part of tile_generic.h: few queries that all see every key of a tile. Keys and values are used once, so they are not packed:
-// float32 rows are read where they lie, 16-bit ones converted to rows. Queries lie along vectors, so that keys are the left
+// Part of tile_generic.h: few queries that all see every key of a tile. Queries lie along vectors, so that keys are the left
 // operand of
 //     s^T = k q^T        acc += p v        (p^T: [key][query])
-// and maxima, exponentials and sums of all queries are taken together. Of one to four queries, most of a vector would be empty:
-// their scores are dot products along the head dimension.
+// and maxima, exponentials and sums of all queries are taken together. Of few enough queries most of a vector would be empty:
+// there it holds several depths of each (tile_generic_narrow.h), or scores are dot products along the head dimension.
+#include "kernels/tile_generic_narrow.h"
+
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kFewVectors = (kFewRows + kWidth - 1) / kWidth;
+constexpr int kDotRows = has_groups<Isa>() ? 2 : 4;
 
-struct FewRows {
-  const float* data;
-  std::int64_t stride;
-};
-
-// Rows as float32: themselves, or a copy in `space`, also where vectors would read beyond the end of a row.
-inline FewRows as_floats(const TileDims& dims, const RowSource& source, void* space, bool whole_vectors) {
-  if (dims.dtype == 0 && (!whole_vectors || source.width % kWidth == 0))
-    return {static_cast<const float*>(source.data), source.stride};
-  auto* const copy = static_cast<float*>(space);
-  const std::int64_t stride = whole_vectors ? up(source.width) : source.width;
-  kPackRows[dims.dtype](copy, stride, source, 1.0F);
-  if (stride != source.width) {
-    for (int row = 0; row < source.rows; ++row) fill(copy + row * stride, source.width, static_cast<int>(stride), 0.0F);
+// Scores [row][key] of at most kDotRows queries, of keys [first, first + count).
+inline void dot_scores(const ForwardTile& tile, const FewRows& keys, int first, int count) {
+  const int depth = tile.dims.head_dim;
+  for (int key = 0; key < count; key += kWidth) {
+    if (tile.ahead != nullptr) fetch_lines(tile.ahead, kWidth * static_cast<int>(tile.ahead->rows[0].row_lines));
+    const int present = at_most(kWidth, count - key);
+    for (int row = 0; row < tile.rows; ++row) {
+      const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
+      Reg t[kWidth];
+      for (int i = 0; i < kWidth; ++i) {
+        t[i] = Isa::zero();
+        if (i >= present) continue;
+        const float* const k = keys.data + (key + i) * keys.stride;
+        int e = 0;
+        for (; e + kWidth <= depth; e += kWidth) t[i] = Isa::fma(Isa::load(k + e), Isa::load(q + e), t[i]);
+        if (e < depth) t[i] = Isa::fma(Isa::load_partial(k + e, depth - e), Isa::load_partial(q + e, depth - e), t[i]);
+      }
+      Isa::transpose(t);
+      for (int width = kWidth / 2; width > 0; width /= 2) {
+        for (int i = 0; i < width; ++i) t[i] += t[i + width];
+      }
+      Isa::store_partial(static_cast<float*>(tile.work) + row * score_stride(tile.dims) + first + key, t[0], present);
+    }
   }
-  return {copy, stride};
+}
+
+inline void attend_dots(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
+  keys.in_parts([&](const FewRows& here, int first, int count) { dot_scores(tile, here, first, count); });
+  float shrink[kDotRows];
+  const Range all{0, tile.keys};
+  softmax_rows(tile, 0, tile.rows, &all, shrink);
+  few_values(tile, values, Left{static_cast<const float*>(tile.work), score_stride(tile.dims), 1}, shrink);
 }
 
 // columns[e][query]: the packed queries, turned; absent ones are zero.
@@ -41,6 +58,28 @@ inline void turn_queries(const ForwardTile& tile, int vectors, float* columns) {
       }
       Isa::transpose(t);
       for (int c = 0; c < elements; ++c) Isa::store(columns + (e + c) * vectors * kWidth + v * kWidth, t[c]);
+    }
+  }
+}
+
+// Scores s[key][query] of keys [first, first + count).
+inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float* columns, int vectors, float* s, int count) {
+  const int depth = tile.dims.head_dim;
+  const std::int64_t stride = vectors * kWidth;
+  for (int first = 0; first < vectors; first += kVectors) {  // of queries
+    const int here = at_most(kVectors, vectors - first);
+    const int block = here == 1 ? kFewKeys : kRowBlock;
+    for (int key = 0; key < count; key += block) {
+      const Left left{keys.data + key * keys.stride, keys.stride, 1};
+      const Assign store{s + key * stride + first * kWidth, stride};
+      if (here == 1 && key + kFewKeys <= count) {
+        multiply_block<kFewKeys, 1>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
+        continue;
+      }
+      for (int part = 0; part < at_most(block, count - key); part += kRowBlock) {
+        multiply(at_most(kRowBlock, count - key - part), here, Left{left.data + part * keys.stride, keys.stride, 1},
+                 columns + first * kWidth, stride, depth, Assign{store.out + part * stride, stride}, tile.ahead);
+      }
     }
   }
 }
@@ -76,82 +115,29 @@ inline void softmax_columns(const ForwardTile& tile, int vectors, float* s, floa
   }
 }
 
-constexpr int kDotRows = 4;
-
-// Scores [row][key] of at most kDotRows queries.
-inline void dot_scores(const ForwardTile& tile, const FewRows& keys) {
-  const int depth = tile.dims.head_dim;
-  for (int key = 0; key < tile.keys; key += kWidth) {
-    if (tile.ahead != nullptr) fetch_lines(tile.ahead, kWidth * static_cast<int>(tile.ahead->rows[0].row_lines));
-    const int present = at_most(kWidth, tile.keys - key);
-    for (int row = 0; row < tile.rows; ++row) {
-      const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
-      Reg t[kWidth];
-      for (int i = 0; i < kWidth; ++i) {
-        t[i] = Isa::zero();
-        if (i >= present) continue;
-        const float* const k = keys.data + (key + i) * keys.stride;
-        int e = 0;
-        for (; e + kWidth <= depth; e += kWidth) t[i] = Isa::fma(Isa::load(k + e), Isa::load(q + e), t[i]);
-        if (e < depth) t[i] = Isa::fma(Isa::load_partial(k + e, depth - e), Isa::load_partial(q + e, depth - e), t[i]);
-      }
-      Isa::transpose(t);
-      for (int width = kWidth / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) t[i] += t[i + width];
-      }
-      Isa::store(static_cast<float*>(tile.work) + row * score_stride(tile.dims) + key, t[0]);
-    }
-  }
-}
-
-inline void attend_dots(const ForwardTile& tile, const FewRows& keys, const FewRows& values) {
-  dot_scores(tile, keys);
-  float shrink[kDotRows];
-  const Range all{0, tile.keys};
-  for (int row = 0; row < tile.rows; row += kWidth) softmax_rows(tile, row, at_most(kWidth, tile.rows - row), &all, shrink);
-  for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
-    const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
-    multiply(tile.rows, width / kWidth, Left{static_cast<const float*>(tile.work), score_stride(tile.dims), 1},
-             values.data + column, values.stride, tile.keys, ShrinkAndAdd{tile.acc + column, tile.acc_stride, shrink},
-             tile.ahead);
-  }
-}
-
-void attend_few(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space) {
-  constexpr int kKeys = kVectors >= 4 ? 12 : 6;  // of a block of one vector: enough chains to hide the latency
-  const int vectors = (tile.rows + kWidth - 1) / kWidth, depth = tile.dims.head_dim;
+inline void attend_vectors(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
+  const int vectors = (tile.rows + kWidth - 1) / kWidth;
   const std::int64_t stride = vectors * kWidth;
-  float* const columns = static_cast<float*>(tile.work);
-  float* const scores = columns + depth * stride;
-  const FewRows keys = as_floats(tile.dims, k, k_space, false), values = as_floats(tile.dims, v, v_space, true);
-  if (tile.task_rows <= kDotRows) return attend_dots(tile, keys, values);
+  auto* const columns = static_cast<float*>(tile.work);
+  float* const scores = columns + tile.dims.head_dim * stride;
   turn_queries(tile, vectors, columns);
-  for (int first = 0; first < vectors; first += kVectors) {  // of queries
-    const int here = at_most(kVectors, vectors - first);
-    const int block = here == 1 ? kKeys : kRowBlock;
-    for (int key = 0; key < tile.keys; key += block) {
-      const Left left{keys.data + key * keys.stride, keys.stride, 1};
-      const Assign store{scores + key * stride + first * kWidth, stride};
-      if (here == 1 && key + kKeys <= tile.keys) {
-        multiply_block<kKeys, 1>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
-        continue;
-      }
-      for (int part = 0; part < at_most(block, tile.keys - key); part += kRowBlock) {
-        multiply(at_most(kRowBlock, tile.keys - key - part), here, Left{left.data + part * keys.stride, keys.stride, 1},
-                 columns + first * kWidth, stride, depth, Assign{store.out + part * stride, stride}, tile.ahead);
-      }
-    }
-  }
-  float shrink[kFewVectors * kWidth];
+  keys.in_parts([&](const FewRows& here, int first, int count) {
+    few_scores(tile, here, columns, vectors, scores + first * stride, count);
+  });
+  float shrink[(kFewRows + kWidth - 1) / kWidth * kWidth];
   softmax_columns(tile, vectors, scores, shrink);
-  for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
-    const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
-    for (int row = 0; row < tile.rows; row += kRowBlock) {
-      multiply(at_most(kRowBlock, tile.rows - row), width / kWidth, Left{scores + row, 1, stride}, values.data + column,
-               values.stride, tile.keys, ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row},
-               tile.ahead);
-    }
+  few_values(tile, values, Left{scores, 1, stride}, shrink);
+}
+
+// How, the task decides, not the rows of this call: bits differ.
+void attend_few(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space) {
+  const FloatRows keys(tile.dims, k, k_space, false), values(tile.dims, v, v_space, true);
+  if (tile.task_rows <= kDotRows) return attend_dots(tile, keys, values);
+  if constexpr (has_groups<Isa>()) {
+    if (tile.dims.head_dim % 4 == 0 && 4 * tile.task_rows <= kWidth) return attend_narrow<4, Isa>(tile, keys, values);
+    if (tile.dims.head_dim % 2 == 0 && 2 * tile.task_rows <= kWidth) return attend_narrow<2, Isa>(tile, keys, values);
   }
+  attend_vectors(tile, keys, values);
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 
 namespace ringspan::kernels {
 
+inline constexpr int kMaxHeadDim = 256;  // of q and k, and of v
+
 // In a call, 0 stands for the implementation's own size.
 struct TileSize {
   int queries;

@@ -84,7 +84,7 @@ void print_kernels(const char* title, std::span<const kernels::AttendKernel> lis
       shape.head_dim = shape.head_dim_v = 64;
       usable = usable || kernel.supports(shape);
     }
-    fmt::print("  {}{}\n", kernel.name, usable ? "" : "  (not on this machine)");
+    fmt::print("  {}{}\n", kernel.name, !usable ? "  (not on this machine)" : kernel.is_default() ? "" : "  (when named)");
   }
 }
 

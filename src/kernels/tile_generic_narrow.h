@@ -1,0 +1,123 @@
+// Part of tile_generic.h: queries that fill a half or a quarter of a vector of 16. A vector holds kDepths depths of each:
+//     (q[e], ..., q[e + kDepths - 1]) of all queries, beside the same depths of a key, repeated
+// whose sums are one score per query, of kDepths keys together a vector again.
+#include "kernels/tile_generic_rows.h"
+
+namespace ringspan::kernels {
+namespace {
+
+template <typename Set>
+constexpr bool has_groups() {
+  return requires(const float* p) { Set::template set_group<2>(p); };
+}
+
+// columns[e / kDepths][query][e % kDepths] of the packed queries; absent ones are zero.
+template <int kDepths>
+void turn_narrow(const ForwardTile& tile, float* columns) {
+  constexpr int kQueries = kWidth / kDepths;
+  for (int row = 0; row < kQueries; ++row) {
+    const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
+    for (int e = 0; e < tile.dims.head_dim; e += kDepths) {
+      for (int i = 0; i < kDepths; ++i) columns[e * kQueries + row * kDepths + i] = row < tile.rows ? q[e + i] : 0.0F;
+    }
+  }
+}
+
+// Scores s[key][query] of kFewKeys keys. kBurst: lines of what is read next to be fetched per step.
+template <int kDepths, int kBurst, typename Set>
+void narrow_block(const ForwardTile& tile, const FewRows& keys, const float* columns, float* s) {
+  constexpr int kQueries = kWidth / kDepths, kRows = 3, kGroups = kFewKeys / kRows;  // few pointers: they stay in registers
+  const int depth = tile.dims.head_dim;
+  const std::int64_t stride = keys.stride;
+  Lines lines = next_lines(tile.ahead, kBurst * (depth / kDepths));
+  if (lines.data == nullptr) lines = {reinterpret_cast<const char*>(columns), 0, 0};
+  const float* k[kGroups];
+  RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) k[g] = keys.data + g * kRows * stride;
+  Reg sum[kFewKeys];
+  RINGSPAN_UNROLL for (int i = 0; i < kFewKeys; ++i) sum[i] = Isa::zero();
+  for (int e = 0; e < depth; e += kDepths, lines.data += kBurst * lines.stride) {
+    RINGSPAN_UNROLL for (int i = 0; i < kBurst; ++i) fetch(lines.data + i * lines.stride);
+    const Reg q = Isa::load(columns + e * kQueries);
+    RINGSPAN_UNROLL for (int i = 0; i < kFewKeys; ++i) {
+      sum[i] = Isa::fma(Set::template set_group<kDepths>(k[i / kRows] + i % kRows * stride), q, sum[i]);
+    }
+    RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) k[g] += kDepths;
+  }
+  const Reg cap = Isa::set1(tile.softcap), inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
+  RINGSPAN_UNROLL for (int i = 0; i < kFewKeys; i += kDepths) {
+    Reg group[kDepths];
+    RINGSPAN_UNROLL for (int j = 0; j < kDepths; ++j) group[j] = sum[i + j];
+    const Reg x = Set::add_groups(group);
+    Isa::store(s + i * kQueries, tile.softcap > 0.0F ? cap * tanh_of(x * inverse) : x);
+  }
+}
+
+// Of `count` keys, and -inf up to a whole vector.
+template <int kDepths, int kBurst, typename Set>
+void narrow_scores(const ForwardTile& tile, const FewRows& keys, const float* columns, float* s, int count) {
+  constexpr int kQueries = kWidth / kDepths;
+  int key = 0;
+  for (; key + kFewKeys <= count; key += kFewKeys) {
+    narrow_block<kDepths, kBurst, Set>(tile, {keys.data + key * keys.stride, keys.stride}, columns, s + key * kQueries);
+  }
+  if (key == count) return;
+  const int depth = tile.dims.head_dim, rest = count - key;
+  float copy[kFewKeys * kMaxHeadDim], scores[kFewKeys * kQueries];
+  for (int i = 0; i < kFewKeys; ++i) {
+    const float* const row = keys.data + (key + at_most(i, rest - 1)) * keys.stride;
+    for (int e = 0; e < depth; ++e) copy[i * depth + e] = row[e];
+  }
+  narrow_block<kDepths, kBurst, Set>(tile, {copy, depth}, columns, scores);
+  for (int i = 0; i < up(rest * kQueries); ++i) s[key * kQueries + i] = i < rest * kQueries ? scores[i] : -kInf;
+}
+
+// Scores s[key][query] become probabilities; shrink: e^(m - m').
+template <int kDepths>
+void softmax_narrow(const ForwardTile& tile, float* s, float* shrink) {
+  constexpr int kQueries = kWidth / kDepths;
+  const int size = up(tile.keys * kQueries);
+  float parts[kWidth];  // one per query, of every kDepths-th key
+  const auto part = [&](int i) { return Isa::load_partial(parts + i * kQueries, kQueries); };
+  Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
+  for (int i = 0; i < size; i += kWidth) top[i / kWidth % 2] = Isa::max(Isa::load(s + i), top[i / kWidth % 2]);
+  Isa::store(parts, Isa::max(top[0], top[1]));
+  Reg tile_m = part(0);
+  for (int i = 1; i < kDepths; ++i) tile_m = Isa::max(tile_m, part(i));
+  const Reg old_m = Isa::load_partial(tile.m, tile.rows);
+  const Reg new_m = tile_m > old_m ? tile_m : old_m;
+  const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
+  const Reg finite = new_m == Isa::set1(-kInf) ? Isa::zero() : new_m;  // no inf - inf
+  for (int i = 0; i < kDepths; ++i) Isa::store_partial(parts + i * kQueries, finite, kQueries);
+  const Reg origin = Isa::load(parts);
+  Reg sum[2] = {Isa::zero(), Isa::zero()};
+  for (int i = 0; i < size; i += kWidth) {
+    const Reg p = exp_of(Isa::load(s + i) - origin);
+    Isa::store(s + i, p);
+    sum[i / kWidth % 2] += p;
+  }
+  Isa::store(parts, sum[0] + sum[1]);
+  Reg total = part(0);
+  for (int i = 1; i < kDepths; ++i) total += part(i);
+  Isa::store_partial(shrink, factor, tile.rows);
+  Isa::store_partial(tile.m, new_m, tile.rows);
+  Isa::store_partial(tile.l, Isa::fma(Isa::load_partial(tile.l, tile.rows), factor, total), tile.rows);
+}
+
+template <int kDepths, typename Set>
+void attend_narrow(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
+  constexpr int kQueries = kWidth / kDepths;
+  auto* const columns = static_cast<float*>(tile.work);
+  float* const scores = columns + tile.dims.head_dim * kQueries;
+  turn_narrow<kDepths>(tile, columns);
+  keys.in_parts([&](const FewRows& here, int first, int count) {
+    float* const to = scores + first * kQueries;  // keys of 32 bits take twice as many lines
+    tile.dims.dtype == 0 ? narrow_scores<kDepths, kDepths, Set>(tile, here, columns, to, count)
+                         : narrow_scores<kDepths, kDepths / 2, Set>(tile, here, columns, to, count);
+  });
+  float shrink[kQueries];
+  softmax_narrow<kDepths>(tile, scores, shrink);
+  few_values(tile, values, Left{scores, 1, kQueries}, shrink);
+}
+
+}  // namespace
+}  // namespace ringspan::kernels

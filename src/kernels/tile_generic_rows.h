@@ -1,0 +1,78 @@
+// Part of tile_generic.h: keys and values of few queries. They are used once, so they are not packed: float32 rows are read
+// where they lie, 16-bit ones converted to rows, as many at a time as the first cache holds.
+namespace ringspan::kernels {
+namespace {
+
+constexpr int kFewKeys = kVectors >= 4 ? 12 : 6;  // of a block of one vector of queries: enough chains to hide the latency
+
+struct FewRows {
+  const float* data;
+  std::int64_t stride;
+};
+
+// Keys and values as float32 rows, some at a time: themselves, or copies in `space`, also where vectors would read beyond the
+// end of a row.
+class FloatRows {
+ public:
+  FloatRows(const TileDims& dims, const RowSource& source, void* space, bool whole_vectors)
+      : dtype_(dims.dtype),
+        source_(source),
+        copy_(static_cast<float*>(space)),
+        copies_(dims.dtype != 0 || (whole_vectors && source.width % kWidth != 0)),
+        stride_(whole_vectors ? up(source.width) : source.width) {}
+
+  // function(rows, first, count), for the rows that are had at once.
+  template <typename Function>
+  void in_parts(const Function& function) const {
+    const int step = this->step();
+    for (int first = 0; first < source_.rows; first += step) {
+      const int count = at_most(step, source_.rows - first);
+      function(at(first, count), first, count);
+    }
+  }
+
+ private:
+  int step() const {                 // a multiple of the keys of a block
+    constexpr int kElements = 4096;  // 16 KiB
+    const int blocks = kElements / static_cast<int>(stride_) / kFewKeys;
+    return copies_ ? kFewKeys * at_least(blocks, 1) : source_.rows;
+  }
+
+  FewRows at(int first, int count) const {
+    const std::int64_t size = dtype_ == 0 ? 4 : 2;
+    RowSource rows = source_;
+    rows.data = static_cast<const char*>(source_.data) + first * source_.stride * size;
+    rows.rows = count;
+    if (!copies_) return {static_cast<const float*>(rows.data), source_.stride};
+    kPackRows[dtype_](copy_, stride_, rows, 1.0F);
+    if (stride_ != source_.width) {
+      for (int row = 0; row < count; ++row) fill(copy_ + row * stride_, source_.width, static_cast<int>(stride_), 0.0F);
+    }
+    return {copy_, stride_};
+  }
+
+  int dtype_;
+  const RowSource& source_;
+  float* copy_;
+  bool copies_;
+  std::int64_t stride_;
+};
+
+// acc = acc shrink + p v; p: element (query, key), of the first key.
+inline void few_values(const ForwardTile& tile, const FloatRows& values, const Left& p, float* shrink) {
+  values.in_parts([&](const FewRows& here, int first, int count) {
+    for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
+      const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
+      for (int row = 0; row < tile.rows; row += kRowBlock) {
+        multiply(at_most(kRowBlock, tile.rows - row), width / kWidth,
+                 Left{p.data + row * p.row_stride + first * p.depth_stride, p.row_stride, p.depth_stride}, here.data + column,
+                 here.stride, count, ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row},
+                 tile.ahead);
+      }
+    }
+    if (first == 0) fill(shrink, 0, tile.rows, 1.0F);
+  });
+}
+
+}  // namespace
+}  // namespace ringspan::kernels
