@@ -37,7 +37,7 @@ inline void dot_scores(const ForwardTile& tile, const FewRows& keys, int first, 
 }
 
 inline void attend_dots(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
-  keys.in_parts([&](const FewRows& here, int first, int count) { dot_scores(tile, here, first, count); });
+  keys.in_parts(false, [&](const FewRows& here, int first, int count) { dot_scores(tile, here, first, count); });
   float shrink[kDotRows];
   const Range all{0, tile.keys};
   softmax_rows(tile, 0, tile.rows, &all, shrink);
@@ -68,12 +68,13 @@ inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float
   const std::int64_t stride = vectors * kWidth;
   for (int first = 0; first < vectors; first += kVectors) {  // of queries
     const int here = at_most(kVectors, vectors - first);
-    const int block = here == 1 ? kFewKeys : kRowBlock;
+    const int block = here <= 2 ? kFewKeys : kRowBlock;
     for (int key = 0; key < count; key += block) {
       const Left left{keys.data + key * keys.stride, keys.stride, 1};
       const Assign store{s + key * stride + first * kWidth, stride};
-      if (here == 1 && key + kFewKeys <= count) {
-        multiply_block<kFewKeys, 1>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
+      if (here <= 2 && key + kFewKeys <= count) {
+        here == 1 ? multiply_block<kFewKeys, 1>(left, columns + first * kWidth, stride, depth, store, tile.ahead)
+                  : multiply_block<kFewKeys, 2>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
         continue;
       }
       for (int part = 0; part < at_most(block, count - key); part += kRowBlock) {
@@ -121,7 +122,7 @@ inline void attend_vectors(const ForwardTile& tile, const FloatRows& keys, const
   auto* const columns = static_cast<float*>(tile.work);
   float* const scores = columns + tile.dims.head_dim * stride;
   turn_queries(tile, vectors, columns);
-  keys.in_parts([&](const FewRows& here, int first, int count) {
+  keys.in_parts(false, [&](const FewRows& here, int first, int count) {
     few_scores(tile, here, columns, vectors, scores + first * stride, count);
   });
   float shrink[(kFewRows + kWidth - 1) / kWidth * kWidth];

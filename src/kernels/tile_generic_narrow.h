@@ -109,7 +109,7 @@ void attend_narrow(const ForwardTile& tile, const FloatRows& keys, const FloatRo
   auto* const columns = static_cast<float*>(tile.work);
   float* const scores = columns + tile.dims.head_dim * kQueries;
   turn_narrow<kDepths>(tile, columns);
-  keys.in_parts([&](const FewRows& here, int first, int count) {
+  keys.in_parts(false, [&](const FewRows& here, int first, int count) {
     float* const to = scores + first * kQueries;  // keys of 32 bits take twice as many lines
     tile.dims.dtype == 0 ? narrow_scores<kDepths, kDepths, Set>(tile, here, columns, to, count)
                          : narrow_scores<kDepths, kDepths / 2, Set>(tile, here, columns, to, count);

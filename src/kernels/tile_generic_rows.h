@@ -21,10 +21,10 @@ class FloatRows {
         copies_(dims.dtype != 0 || (whole_vectors && source.width % kWidth != 0)),
         stride_(whole_vectors ? up(source.width) : source.width) {}
 
-  // function(rows, first, count), for the rows that are had at once.
+  // function(rows, first, count), for the rows that are had at once; `again`: each part is read several times.
   template <typename Function>
-  void in_parts(const Function& function) const {
-    const int step = this->step();
+  void in_parts(bool again, const Function& function) const {
+    const int step = copies_ || again ? part() : source_.rows;
     for (int first = 0; first < source_.rows; first += step) {
       const int count = at_most(step, source_.rows - first);
       function(at(first, count), first, count);
@@ -32,10 +32,10 @@ class FloatRows {
   }
 
  private:
-  int step() const {                 // a multiple of the keys of a block
+  // Rows that fit the first cache: a multiple of the keys of a block.
+  int part() const {
     constexpr int kElements = 4096;  // 16 KiB
-    const int blocks = kElements / static_cast<int>(stride_) / kFewKeys;
-    return copies_ ? kFewKeys * at_least(blocks, 1) : source_.rows;
+    return kFewKeys * at_least(kElements / static_cast<int>(stride_) / kFewKeys, 1);
   }
 
   FewRows at(int first, int count) const {
@@ -60,7 +60,7 @@ class FloatRows {
 
 // acc = acc shrink + p v; p: element (query, key), of the first key.
 inline void few_values(const ForwardTile& tile, const FloatRows& values, const Left& p, float* shrink) {
-  values.in_parts([&](const FewRows& here, int first, int count) {
+  values.in_parts(tile.task_rows > kRowBlock, [&](const FewRows& here, int first, int count) {
     for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
       const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
       for (int row = 0; row < tile.rows; row += kRowBlock) {
