@@ -31,7 +31,7 @@ inline void dot_scores(const ForwardTile& tile, const FewRows& keys, int first, 
       for (int width = kWidth / 2; width > 0; width /= 2) {
         for (int i = 0; i < width; ++i) t[i] += t[i + width];
       }
-      Isa::store_partial(static_cast<float*>(tile.work) + row * score_stride(tile.dims) + first + key, t[0], present);
+      Isa::store(static_cast<float*>(tile.work) + row * score_stride(tile.dims) + first + key, t[0]);  // there is room
     }
   }
 }
@@ -68,13 +68,14 @@ inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float
   const std::int64_t stride = vectors * kWidth;
   for (int first = 0; first < vectors; first += kVectors) {  // of queries
     const int here = at_most(kVectors, vectors - first);
-    const int block = here <= 2 ? kFewKeys : kRowBlock;
+    const bool is_narrow = here <= kVectors / 2;  // room for the sums of more keys
+    const int block = is_narrow ? kFewKeys : kRowBlock;
     for (int key = 0; key < count; key += block) {
       const Left left{keys.data + key * keys.stride, keys.stride, 1};
       const Assign store{s + key * stride + first * kWidth, stride};
-      if (here <= 2 && key + kFewKeys <= count) {
+      if (is_narrow && key + kFewKeys <= count) {
         here == 1 ? multiply_block<kFewKeys, 1>(left, columns + first * kWidth, stride, depth, store, tile.ahead)
-                  : multiply_block<kFewKeys, 2>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
+                  : multiply_block<kFewKeys, kVectors / 2>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
         continue;
       }
       for (int part = 0; part < at_most(block, count - key); part += kRowBlock) {
@@ -135,8 +136,11 @@ void attend_few(const ForwardTile& tile, const RowSource& k, const RowSource& v,
   const FloatRows keys(tile.dims, k, k_space, false), values(tile.dims, v, v_space, true);
   if (tile.task_rows <= kDotRows) return attend_dots(tile, keys, values);
   if constexpr (has_groups<Isa>()) {
-    if (tile.dims.head_dim % 4 == 0 && 4 * tile.task_rows <= kWidth) return attend_narrow<4, Isa>(tile, keys, values);
-    if (tile.dims.head_dim % 2 == 0 && 2 * tile.task_rows <= kWidth) return attend_narrow<2, Isa>(tile, keys, values);
+    constexpr int kDepths = kWidth / 4;  // of four queries
+    if (tile.task_rows <= 4 && tile.dims.head_dim % kDepths == 0) return attend_narrow<kDepths, Isa>(tile, keys, values);
+    if constexpr (kDepths > 2) {
+      if (tile.task_rows <= kWidth / 2 && tile.dims.head_dim % 2 == 0) return attend_narrow<2, Isa>(tile, keys, values);
+    }
   }
   attend_vectors(tile, keys, values);
 }

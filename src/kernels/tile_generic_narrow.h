@@ -1,4 +1,4 @@
-// Part of tile_generic.h: queries that fill a half or a quarter of a vector of 16. A vector holds kDepths depths of each:
+// Part of tile_generic.h: queries that fill a half or a quarter of a vector. A vector holds kDepths depths of each:
 //     (q[e], ..., q[e + kDepths - 1]) of all queries, beside the same depths of a key, repeated
 // whose sums are one score per query, of kDepths keys together a vector again.
 #include "kernels/tile_generic_rows.h"
@@ -26,7 +26,7 @@ void turn_narrow(const ForwardTile& tile, float* columns) {
 // Scores s[key][query] of kFewKeys keys. kBurst: lines of what is read next to be fetched per step.
 template <int kDepths, int kBurst, typename Set>
 void narrow_block(const ForwardTile& tile, const FewRows& keys, const float* columns, float* s) {
-  constexpr int kQueries = kWidth / kDepths, kRows = 3, kGroups = kFewKeys / kRows;  // few pointers: they stay in registers
+  constexpr int kQueries = kWidth / kDepths, kRows = 3, kGroups = kFewKeys / kRows;  // few pointers, which stay in registers
   const int depth = tile.dims.head_dim;
   const std::int64_t stride = keys.stride;
   Lines lines = next_lines(tile.ahead, kBurst * (depth / kDepths));

@@ -3,7 +3,7 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kFewKeys = kVectors >= 4 ? 12 : 6;  // of a block of one vector of queries: enough chains to hide the latency
+constexpr int kFewKeys = kPanel >= 16 ? 12 : 6;  // of a block of one vector of queries: chains that hide the latency
 
 struct FewRows {
   const float* data;
