@@ -13,7 +13,6 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr std::int64_t kFactorPad = kScorePad;
 constexpr int kHeadShift = 40;  // rows of a head, in the order in which an item walks over rows
 // Units per thread from which on units alone keep the threads busy.
 constexpr std::int64_t kEnoughUnits = 4;
@@ -21,7 +20,7 @@ constexpr std::int64_t kEnoughUnits = 4;
 // Scratch of one thread.
 struct BackwardScratch {
   TileDims dims;
-  std::int64_t factor_row, factor_key;
+  std::int64_t factor_stride;
   std::byte *key_side, *query_side, *work;
   float *factors, *lse, *delta;
   float** dq;
@@ -36,9 +35,8 @@ struct BackwardScratch {
     key_side = carver.take<std::byte>(bytes_of.key_side);
     query_side = carver.take<std::byte>(bytes_of.query_side);
     work = carver.take<std::byte>(bytes_of.work);
-    factor_row = ops.query_major ? keys + kFactorPad : 1;
-    factor_key = ops.query_major ? 1 : rows + kFactorPad;
-    factors = shape.dropout ? carver.take<float>(ops.query_major ? rows * factor_row : keys * factor_key) : nullptr;
+    factor_stride = keys + kScorePad;
+    factors = shape.dropout ? carver.take<float>(rows * factor_stride) : nullptr;
     lse = carver.take<float>(rows);
     delta = carver.take<float>(rows);
     dq = carver.take<float*>(rows);
@@ -71,7 +69,7 @@ class UnitBackward {
     tile_.slope = params.shape.alibi ? &slope_ : nullptr;
     tile_.origin = s_.origin;
     tile_.factors = s_.factors;
-    tile_.factor_row = s_.factor_row, tile_.factor_key = s_.factor_key;
+    tile_.factor_stride = s_.factor_stride;
   }
 
   void run(const AttendTask& task) {
@@ -117,12 +115,32 @@ class UnitBackward {
         const std::int64_t place = (t - heads.begin) << kHeadShift | part.end;
         if (turnstile != nullptr) turnstile->pass(place);
         tile_.rows = gather(task, t, part, keys);
-        if (tile_.rows > 0) run_tile(task, t, row, keys);
+        if (tile_.rows > 0) {
+          look_ahead(task, t, part, {part.end, std::min(part.end + query_tile, rows.end)});
+          run_tile(task, t, row, keys);
+        }
         if (turnstile != nullptr) turnstile->leave(place);
       }
     }
     ops_.end_keys(tile_, row_of<float>(task.dk, batch(task), kv, keys.begin), task.dk.row_stride,
                   row_of<float>(task.dv, batch(task), kv, keys.begin), task.dv.row_stride);
+  }
+
+  // What this tile adds to, and what the next one reads.
+  void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange next) {
+    const std::int64_t size = size_of(params_.shape.dtype), d = params_.shape.head_dim, dv = params_.shape.head_dim_v;
+    constexpr std::int64_t element = sizeof(float);
+    ahead_ = {{ahead_rows(row_of<float>(task.dq, batch(task), t, rows.begin), task.dq.row_stride * element, d * element,
+                          rows.size())}};
+    if (!next.empty()) {
+      const auto of = [&](const auto& view, std::int64_t width) {
+        const RowSource next_rows = source(view, task, t, next.begin, nullptr, 0, 0);
+        return ahead_rows(next_rows.data, next_rows.stride * size, width * size, next.size());
+      };
+      ahead_.rows[1] = of(task.q, d);
+      ahead_.rows[2] = of(task.d_out, dv);
+    }
+    tile_.ahead = &ahead_;
   }
 
   void run_tile(const AttendTask& task, std::int64_t t, std::int64_t row, IndexRange keys) {
@@ -175,7 +193,7 @@ class UnitBackward {
       const std::int64_t i = task.q_first + (row + s_.index[r]) * task.q_step;
       const std::int64_t first = task.k_first + (keys.begin + s_.key_begin[r]) * task.k_step;
       dropout.factors(i, first, task.k_step, s_.key_end[r] - s_.key_begin[r], keep,
-                      s_.factors + s_.key_begin[r] * s_.factor_key + r * s_.factor_row, s_.factor_key);
+                      s_.factors + r * s_.factor_stride + s_.key_begin[r]);
     }
   }
 
@@ -185,6 +203,7 @@ class UnitBackward {
   Progress& progress_;
   Unit unit_;
   BackwardTile tile_{};
+  Ahead ahead_{};
   float slope_ = 0.0F;
 };
 

@@ -115,10 +115,6 @@ class UnitForward {
     tile_.ahead = &ahead_;
   }
 
-  static AheadRows ahead_rows(const void* data, std::int64_t stride, std::int64_t width, std::int64_t count) {  // bytes
-    constexpr std::int64_t kLine = 64;
-    return {static_cast<const char*>(data), stride, ceil_div(width, kLine), count, 0};
-  }
   AheadRows ahead_keys(const AttendTask& task, const KeyRows& rows, IndexRange keys, std::int64_t width) const {
     const std::int64_t element = size_of(params_.shape.dtype);
     return ahead_rows(key_row(task, rows, keys.begin), rows.row_stride * element, width * element, keys.size());
@@ -282,7 +278,7 @@ class UnitForward {
     for (int r = 0; r < tile_.rows; ++r) {
       const std::int64_t first = c + s_.tile_begin[r];
       dropout.factors(position(task, row, r), task.k_first + first * task.k_step, task.k_step,
-                      s_.tile_end[r] - s_.tile_begin[r], keep, s_.factors + r * s_.factor_stride + s_.tile_begin[r], 1);
+                      s_.tile_end[r] - s_.tile_begin[r], keep, s_.factors + r * s_.factor_stride + s_.tile_begin[r]);
     }
   }
 

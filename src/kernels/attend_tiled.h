@@ -14,12 +14,19 @@
 #include <span>
 
 #include "kernels/attend.h"
+#include "kernels/task_view.h"
 #include "kernels/tile.h"
 
 namespace ringspan::kernels {
 
 // The dims of a shape; its tile sizes become those of the implementation where they are 0.
 TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&));
+
+// `count` rows of `width` bytes, `stride` bytes apart, that will be read or added to.
+inline AheadRows ahead_rows(const void* data, std::int64_t stride, std::int64_t width, std::int64_t count) {
+  constexpr std::int64_t kLine = 64;
+  return {static_cast<const char*>(data), stride, ceil_div(width, kLine), count, 0};
+}
 
 std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);
 // Keys of a task that are packed at once, so that no row has to wait for more.

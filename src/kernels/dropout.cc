@@ -16,13 +16,13 @@ bool DropoutRow::is_dropped(std::int64_t i, std::int64_t j) const {
   return dropout_block(i, j, key_)[static_cast<std::size_t>(j & 3)] < threshold_;
 }
 
-void DropoutRow::factors(std::int64_t i, std::int64_t first, std::int64_t step, std::int64_t count, float keep, float* factors,
-                         std::int64_t stride) const {
+void DropoutRow::factors(std::int64_t i, std::int64_t first, std::int64_t step, std::int64_t count, float keep,
+                         float* factors) const {
   PhiloxBlock block{};
   for (std::int64_t c = 0; c < count; ++c) {
     const std::int64_t j = first + c * step;
     if (c == 0 || (j >> 2) != ((j - step) >> 2)) block = dropout_block(i, j, key_);
-    factors[c * stride] = block[static_cast<std::size_t>(j & 3)] < threshold_ ? 0.0F : keep;
+    factors[c] = block[static_cast<std::size_t>(j & 3)] < threshold_ ? 0.0F : keep;
   }
 }
 

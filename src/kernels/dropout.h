@@ -51,9 +51,8 @@ class DropoutRow {
   DropoutRow(std::uint64_t seed, float dropout, std::int64_t batch, std::int64_t head, int state);
 
   bool is_dropped(std::int64_t i, std::int64_t j) const;
-  // factors[c * stride] = 0 where key first + c * step is dropped, else keep.
-  void factors(std::int64_t i, std::int64_t first, std::int64_t step, std::int64_t count, float keep, float* factors,
-               std::int64_t stride) const;
+  // factors[c] = 0 where key first + c * step is dropped, else keep.
+  void factors(std::int64_t i, std::int64_t first, std::int64_t step, std::int64_t count, float keep, float* factors) const;
 
  private:
   PhiloxKey key_;

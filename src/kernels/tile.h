@@ -90,8 +90,9 @@ struct BackwardTile {
   const float* slope;
   const std::int64_t* origin;  // per row: i + diagonal
   std::int64_t key_first, key_step;
-  const float* factors;  // dropout: of (row, key) at row * factor_row + key * factor_key; nullptr: none
-  std::int64_t factor_row, factor_key;
+  const float* factors;  // dropout: rows x factor_stride, valid in [key_begin, key_end); nullptr: none
+  std::int64_t factor_stride;
+  Ahead* ahead;  // nullptr: nothing to fetch
 };
 
 // Sizes in bytes, multiples of 64.
@@ -104,7 +105,6 @@ struct BackwardBytes {
 
 struct TileOps {
   int width;                                         // w
-  bool query_major;                                  // backward: whether dropout's factors lie query by query
   TileSizes (*forward_sizes)(const TileDims& dims);  // whatever dims.tile is
   ForwardBytes (*forward_bytes)(const TileDims& dims);
   // Each returns whether all elements are finite.

@@ -44,11 +44,9 @@ RINGSPAN_INLINE Reg load_up_to(const typename Type::Type* p, int n) {
   return n >= kWidth ? Type::load(p) : Type::load_partial(p, n);
 }
 
-// Columns, and with kPanels panels of the same rows, which are read once; whether these are finite.
-template <typename Type, bool kPanels>
-bool pack_turned(float* out, float* panels, const RowSource& source, float scale) {
+template <typename Type>
+void pack_columns(float* out, const RowSource& source, float scale) {
   const Reg factor = Isa::set1(scale);
-  Reg check = Isa::zero();  // 0 x is NaN where x is infinite or NaN
   for (int first = 0; first < source.rows; first += kPanel) {
     const int columns = up(at_most(source.rows - first, kPanel));
     for (int group = 0; group < columns; group += kWidth) {
@@ -59,14 +57,6 @@ bool pack_turned(float* out, float* panels, const RowSource& source, float scale
           tile[r] = r < present ? load_up_to<Type>(row_at<Type>(source, first + group + r) + e, source.width - e) * factor
                                 : Isa::zero();
         }
-        if constexpr (kPanels) {
-          const int panel = e / kPanel * kPanel, stride = up(at_most(source.width - panel, kPanel));
-          float* p = panels + static_cast<std::int64_t>(panel) * source.rows + (first + group) * stride + e - panel;
-          for (int r = 0; r < present; ++r, p += stride) {
-            check = Isa::fma(tile[r], Isa::zero(), check);
-            Isa::store(p, tile[r]);
-          }
-        }
         Isa::transpose(tile);
         const int elements = at_most(source.width - e, kWidth);
         for (int c = 0; c < elements; ++c) Isa::store(out + (e + c) * columns + group, tile[c]);
@@ -75,7 +65,6 @@ bool pack_turned(float* out, float* panels, const RowSource& source, float scale
     }
     out += columns * source.width;
   }
-  return Isa::reduce_add(check) == 0.0F;
 }
 
 template <typename Type>
@@ -97,32 +86,44 @@ bool pack_panels(float* out, const RowSource& source, float scale) {
   return Isa::reduce_add(check) == 0.0F;
 }
 
+// Rows are filled up with zeros to whole vectors where the stride has room for them.
 template <typename Type>
-void pack_rows(float* out, std::int64_t stride, const RowSource& source, float scale) {
+bool pack_rows(float* out, std::int64_t stride, const RowSource& source, float scale) {
   const Reg factor = Isa::set1(scale);
   const int rows = source.rows, width = source.width;  // copies, which what is stored cannot change
+  Reg check[4] = {Isa::zero(), Isa::zero(), Isa::zero(), Isa::zero()};
   for (int row = 0; row < rows; ++row, out += stride) {
     const auto* p = row_at<Type>(source, row);
     int e = 0;
     for (; e + 4 * kWidth <= width; e += 4 * kWidth) {
-      RINGSPAN_UNROLL for (int i = 0; i < 4; ++i) Isa::store(out + e + i * kWidth, Type::load(p + e + i * kWidth) * factor);
+      RINGSPAN_UNROLL for (int i = 0; i < 4; ++i) {
+        const Reg value = Type::load(p + e + i * kWidth) * factor;
+        check[i] = Isa::fma(value, Isa::zero(), check[i]);
+        Isa::store(out + e + i * kWidth, value);
+      }
     }
-    for (; e + kWidth <= width; e += kWidth) Isa::store(out + e, Type::load(p + e) * factor);
-    if (e < width) Isa::store_partial(out + e, Type::load_partial(p + e, width - e) * factor, width - e);
+    for (; e < width; e += kWidth) {
+      const Reg value = load_up_to<Type>(p + e, width - e) * factor;
+      check[0] = Isa::fma(value, Isa::zero(), check[0]);
+      if (e + kWidth <= stride) {
+        Isa::store(out + e, value);
+      } else {
+        Isa::store_partial(out + e, value, width - e);
+      }
+    }
   }
+  return Isa::reduce_add((check[0] + check[1]) + (check[2] + check[3])) == 0.0F;
 }
 
 using BFloat16 = Sixteen<Isa::load_bf16>;
 using Float16 = Sixteen<Isa::load_f16>;
 
 // By DType.
-constexpr bool (*kPackColumns[3])(float*, float*, const RowSource&, float) = {
-    pack_turned<Float32, false>, pack_turned<BFloat16, false>, pack_turned<Float16, false>};
-constexpr bool (*kPackBoth[3])(float*, float*, const RowSource&, float) = {
-    pack_turned<Float32, true>, pack_turned<BFloat16, true>, pack_turned<Float16, true>};
+constexpr void (*kPackColumns[3])(float*, const RowSource&, float) = {pack_columns<Float32>, pack_columns<BFloat16>,
+                                                                      pack_columns<Float16>};
 constexpr bool (*kPackPanels[3])(float*, const RowSource&, float) = {pack_panels<Float32>, pack_panels<BFloat16>,
                                                                      pack_panels<Float16>};
-constexpr void (*kPackRows[3])(float*, std::int64_t, const RowSource&, float) = {pack_rows<Float32>, pack_rows<BFloat16>,
+constexpr bool (*kPackRows[3])(float*, std::int64_t, const RowSource&, float) = {pack_rows<Float32>, pack_rows<BFloat16>,
                                                                                  pack_rows<Float16>};
 
 // ---- the register tile -------------------------------------------------------------------------------------------------
@@ -263,7 +264,7 @@ ForwardBytes forward_bytes(const TileDims& dims) {
 }
 
 bool pack_keys(const TileDims& dims, void* out, const RowSource& k) {
-  kPackColumns[dims.dtype](static_cast<float*>(out), nullptr, k, 1.0F);
+  kPackColumns[dims.dtype](static_cast<float*>(out), k, 1.0F);
   return true;
 }
 bool pack_values(const TileDims& dims, void* out, const RowSource& v) {

@@ -4,41 +4,46 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kFetchedKeys = 4;  // whose scores are fetched into the first cache before they become gradients
+constexpr int kFetchedRows = 4;  // whose scores are fetched into the first cache before they become gradients
 
-constexpr std::int64_t gradient_stride(const TileDims& dims) { return dims.tile.queries + kScorePad; }
+constexpr std::int64_t gradient_stride(const TileDims& dims) { return dims.tile.keys + kScorePad; }
+// Of queries and d_out, which are left and right operands: an odd number of cache lines, against cache set conflicts.
+constexpr std::int64_t row_stride(int width) { return (width + 15) / 16 / 2 * 32 + 16; }
 
 // Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.
 TileSizes backward_sizes(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
-  return {{128, width <= 64 ? 384 : width <= 128 ? 240 : 120}, {32, 4 * kRowBlock}, {32, 48}, {kMaxGradQueryTile, 1008}};
+  const int keys = width <= 64 ? 384 : width <= 128 ? 256 : 192;
+  return {{width <= 128 ? 126 : 96, keys}, {kRowBlock, 4 * kWidth}, {30, 64}, {kMaxGradQueryTile, 1024}};
 }
 
 // What lies where in the three parts of a backward tile. Queries and d_out are multiplied with scale and output_scale.
 struct GradientParts {
-  std::int64_t k_stride, v_stride;  // padded
-  std::int64_t stride;              // of p and ds, from key to key
-  std::int64_t k_elements, v_elements, q_elements, d_out_elements, score_elements;
-  float *k_rows, *v_rows, *k_panels, *dk, *dv;
-  float *q_columns, *q_panels, *d_out_columns, *d_out_panels;
+  std::int64_t k_stride, v_stride;      // of dk and dv: padded
+  std::int64_t q_stride, d_out_stride;  // from row to row
+  std::int64_t stride;                  // of p and ds, from query to query
+  std::int64_t key_elements, value_elements, score_elements;
+  float *k_columns, *v_columns, *k_panels, *dk, *dv;
+  float *q, *d_out;
   float *p, *ds;
 
   GradientParts(const TileDims& dims, void* key_side, void* query_side, void* work)
-      : k_stride(up(dims.head_dim)), v_stride(up(dims.head_dim_v)), stride(gradient_stride(dims)) {
-    k_elements = (dims.tile.keys * k_stride + 15) / 16 * 16;
-    v_elements = (dims.tile.keys * v_stride + 15) / 16 * 16;
-    q_elements = dims.tile.queries * k_stride;
-    d_out_elements = dims.tile.queries * v_stride;
-    score_elements = dims.tile.keys * stride;
-    k_rows = static_cast<float*>(key_side);
-    k_panels = k_rows + k_elements;
-    dk = k_panels + k_elements;
-    v_rows = dk + k_elements;
-    dv = v_rows + v_elements;
-    q_columns = static_cast<float*>(query_side);
-    q_panels = q_columns + q_elements;
-    d_out_columns = q_panels + q_elements;
-    d_out_panels = d_out_columns + d_out_elements;
+      : k_stride(up(dims.head_dim)),
+        v_stride(up(dims.head_dim_v)),
+        q_stride(row_stride(dims.head_dim)),
+        d_out_stride(row_stride(dims.head_dim_v)),
+        stride(gradient_stride(dims)) {
+    const std::int64_t keys = (dims.tile.keys + 15) / 16 * 16;
+    key_elements = keys * k_stride;
+    value_elements = keys * v_stride;
+    score_elements = dims.tile.queries * stride;
+    k_columns = static_cast<float*>(key_side);
+    k_panels = k_columns + key_elements;
+    dk = k_panels + key_elements;
+    v_columns = dk + key_elements;
+    dv = v_columns + value_elements;
+    q = static_cast<float*>(query_side);
+    d_out = q + dims.tile.queries * q_stride;
     p = static_cast<float*>(work);
     ds = p + score_elements;
   }
@@ -48,15 +53,15 @@ struct GradientParts {
 BackwardBytes backward_bytes(const TileDims& dims) {
   alignas(64) char base[64];  // only for the counts
   const GradientParts parts(dims, base, base, base);
-  return {float_bytes(3 * parts.k_elements + 2 * parts.v_elements), float_bytes(2 * (parts.q_elements + parts.d_out_elements)),
-          float_bytes(2 * parts.score_elements)};
+  return {float_bytes(3 * parts.key_elements + 2 * parts.value_elements),
+          float_bytes(dims.tile.queries * (parts.q_stride + parts.d_out_stride)), float_bytes(2 * parts.score_elements)};
 }
 
 void begin_keys(BackwardTile& tile, const RowSource& k, const RowSource& v) {
   const GradientParts parts(tile);
   const int dtype = tile.dims.dtype;
-  kPackRows[dtype](parts.k_rows, parts.k_stride, k, 1.0F);
-  kPackRows[dtype](parts.v_rows, parts.v_stride, v, 1.0F);
+  kPackColumns[dtype](parts.k_columns, k, 1.0F);
+  kPackColumns[dtype](parts.v_columns, v, 1.0F);
   tile.keys_finite = kPackPanels[dtype](parts.k_panels, k, tile.scale);
   fill(parts.dk, 0, static_cast<int>(k.rows * parts.k_stride), 0.0F);
   fill(parts.dv, 0, static_cast<int>(v.rows * parts.v_stride), 0.0F);
@@ -65,8 +70,8 @@ void begin_keys(BackwardTile& tile, const RowSource& k, const RowSource& v) {
 void begin_queries(BackwardTile& tile, const RowSource& q, const RowSource& d_out) {
   const GradientParts parts(tile);
   const int dtype = tile.dims.dtype;
-  const bool q_finite = kPackBoth[dtype](parts.q_columns, parts.q_panels, q, tile.scale);
-  const bool d_out_finite = kPackBoth[dtype](parts.d_out_columns, parts.d_out_panels, d_out, tile.output_scale);
+  const bool q_finite = kPackRows[dtype](parts.q, parts.q_stride, q, tile.scale);
+  const bool d_out_finite = kPackRows[dtype](parts.d_out, parts.d_out_stride, d_out, tile.output_scale);
   tile.queries_finite = q_finite && d_out_finite;
 }
 
@@ -82,82 +87,78 @@ void end_keys(const BackwardTile& tile, float* dk, std::int64_t dk_stride, float
   add_rows(parts.dv, parts.v_stride, tile.keys, tile.dims.head_dim_v, dv, dv_stride);
 }
 
-// One key and the rows from `begin` on: p and ds from the scores s (in p) and dp (in ds). kOptions: of score and dropout.
+// One row and the keys [begin, end): p and ds from the scores s (in p) and dp (in ds). kOptions: of score and dropout.
 template <bool kOptions>
-inline void gradient_vectors(const BackwardTile& tile, float* s, float* ds, int key, int begin, int end) {
+inline void gradient_vectors(const BackwardTile& tile, float* s, float* ds, int row, int begin, int end) {
   const Reg one = Isa::set1(1.0F), cap = Isa::set1(tile.softcap);
   const Reg inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
-  const std::int64_t position = tile.key_first + key * tile.key_step, next = kFetchedKeys * gradient_stride(tile.dims);
-  const float* factors = tile.factors == nullptr ? nullptr : tile.factors + key * tile.factor_key;
-  for (int r = down(begin); r < end; r += kWidth) {
-    fetch_near(s + next + r), fetch_near(ds + next + r);
-    Reg score = Isa::load(s + r), derivative = one;
+  const Reg lse = Isa::set1(tile.lse[row]), delta = Isa::set1(tile.delta[row]);
+  const std::int64_t distance = tile.key_first - tile.origin[row], next = kFetchedRows * gradient_stride(tile.dims);
+  const float* factors = tile.factors == nullptr ? nullptr : tile.factors + row * tile.factor_stride;
+  for (int c = down(begin); c < end; c += kWidth) {
+    fetch_near(s + next + c), fetch_near(ds + next + c);
+    Reg score = Isa::load(s + c), derivative = one;
     if (kOptions && tile.softcap > 0.0F) {
       const Reg t = tanh_of(score * inverse);
       score = cap * t;
       derivative = one - t * t;
     }
     if (kOptions && tile.slope != nullptr) {
-      float bias[kWidth] = {};
-      for (int lane = 0; lane < kWidth && r + lane < tile.rows; ++lane) {
-        const std::int64_t d = position - tile.origin[r + lane];
+      float bias[kWidth];
+      for (int lane = 0; lane < kWidth; ++lane) {
+        const std::int64_t d = distance + (c + lane) * tile.key_step;
         bias[lane] = *tile.slope * static_cast<float>(d < 0 ? -d : d);
       }
       score -= Isa::load(bias);
     }
-    const Reg p = exp_of(-Isa::max(Isa::zero(), Isa::load(tile.lse + r) - score));  // NaN stays NaN
-    Reg kept = p, dp = Isa::load(ds + r);
+    const Reg p = exp_of(-Isa::max(Isa::zero(), lse - score));  // NaN stays NaN
+    Reg kept = p, dp = Isa::load(ds + c);
     if (kOptions && factors != nullptr) {
-      const Reg factor = Isa::load(factors + r);
+      const Reg factor = Isa::load(factors + c);
       kept = p * factor;
       dp = dp * factor;
     }
-    Isa::store(s + r, kept);
-    Isa::store(ds + r, kOptions ? p * (dp - Isa::load(tile.delta + r)) * derivative : p * (dp - Isa::load(tile.delta + r)));
+    Isa::store(s + c, kept);
+    Isa::store(ds + c, kOptions ? p * (dp - delta) * derivative : p * (dp - delta));
   }
 }
 
-// All rows of one key; zero where a row does not see it.
-inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, int key) {
-  float* s = parts.p + key * parts.stride;
-  float* ds = parts.ds + key * parts.stride;
-  const int begin = tile.row_begin[key], end = tile.row_end[key];
-  if (begin >= end) {
-    fill(s, 0, tile.rows, 0.0F);
-    fill(ds, 0, tile.rows, 0.0F);
-    return;
-  }
+// All keys of one row; zero where it does not see one.
+inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, int row) {
+  float* s = parts.p + row * parts.stride;
+  float* ds = parts.ds + row * parts.stride;
+  const int begin = tile.key_begin[row], end = tile.key_end[row];
   if (tile.softcap > 0.0F || tile.slope != nullptr || tile.factors != nullptr) {
-    gradient_vectors<true>(tile, s, ds, key, begin, end);
+    gradient_vectors<true>(tile, s, ds, row, begin, end);
   } else {
-    gradient_vectors<false>(tile, s, ds, key, begin, end);
+    gradient_vectors<false>(tile, s, ds, row, begin, end);
   }
-  if (begin == 0 && end == tile.rows) return;
-  fill(s, 0, begin, 0.0F), fill(s, end, tile.rows, 0.0F);
-  fill(ds, 0, begin, 0.0F), fill(ds, end, tile.rows, 0.0F);
+  if (begin == 0 && end == tile.keys) return;
+  fill(s, 0, begin, 0.0F), fill(s, end, tile.keys, 0.0F);
+  fill(ds, 0, begin, 0.0F), fill(ds, end, tile.keys, 0.0F);
 }
 
-// Gradient of keys: out[key] += sum over the rows that see it of weight[key][row] rows[row], `rows` in panels.
+// Gradient of keys: out[key] += sum over the rows that see it of weight[row][key] rows[row].
 template <typename Ranges>
-void add_key_gradient(const BackwardTile& tile, const float* weight, const float* packed, int width, float* out,
-                      std::int64_t out_stride, const Ranges& range_of) {
+void add_key_gradient(const BackwardTile& tile, const float* weight, const float* rows, std::int64_t row_stride, int width,
+                      float* out, std::int64_t out_stride, const Ranges& range_of) {
   const std::int64_t stride = gradient_stride(tile.dims);
   const int step = tile.queries_finite ? kRowBlock : 1;  // one by one over its own rows: 0 inf is NaN
   for (int column = 0; column < width; column += kPanel) {
-    const int columns = up(at_most(width - column, kPanel));
-    const float* panel = packed + static_cast<std::int64_t>(column) * tile.rows;
+    const int vectors = up(at_most(width - column, kPanel)) / kWidth;
     for (int key = 0; key < tile.keys; key += step) {
       const Range range = step == 1 ? Range{tile.row_begin[key], tile.row_end[key]} : range_of(key);
       if (range.empty()) continue;
-      multiply(at_most(step, tile.keys - key), columns / kWidth, Left{weight + key * stride + range.begin, stride, 1},
-               panel + static_cast<std::int64_t>(range.begin) * columns, columns, range.end - range.begin,
-               Add{out + key * out_stride + column, out_stride});
+      multiply(at_most(step, tile.keys - key), vectors, Left{weight + range.begin * stride + key, 1, stride},
+               rows + range.begin * row_stride + column, row_stride, range.end - range.begin,
+               Add{out + key * out_stride + column, out_stride}, tile.ahead);
     }
   }
 }
 
-// dq[row] += sum over the keys it sees of ds[key][row] k[key]. The keys in chunks whose panel stays in the first cache.
-void add_query_gradient(const BackwardTile& tile, const GradientParts& parts) {
+// dq[row] += sum over the keys it sees of ds[row][key] k[key]. The keys in chunks whose panel stays in the first cache.
+template <typename Ranges>
+void add_query_gradient(const BackwardTile& tile, const GradientParts& parts, const Ranges& range_of) {
   constexpr int kChunk = 128;
   const int step = tile.keys_finite ? kRowBlock : 1;
   for (int column = 0; column < tile.dims.head_dim; column += kPanel) {
@@ -165,11 +166,10 @@ void add_query_gradient(const BackwardTile& tile, const GradientParts& parts) {
     const float* panel = parts.k_panels + static_cast<std::int64_t>(column) * tile.keys;
     for (int chunk = 0; chunk < tile.keys; chunk += kChunk) {
       for (int row = 0; row < tile.rows; row += step) {
-        const int last = at_most(row + step, tile.rows);
-        const Range seen = union_of(tile.key_begin, tile.key_end, row, last);
+        const Range seen = step == 1 ? Range{tile.key_begin[row], tile.key_end[row]} : range_of(row);
         const int begin = at_least(seen.begin, chunk), end = at_most(seen.end, chunk + kChunk);
         if (begin >= end) continue;
-        multiply(last - row, columns / kWidth, Left{parts.ds + begin * parts.stride + row, 1, parts.stride},
+        multiply(at_most(step, tile.rows - row), columns / kWidth, Left{parts.ds + row * parts.stride + begin, parts.stride, 1},
                  panel + static_cast<std::int64_t>(begin) * columns, columns, end - begin,
                  AddToRows{tile.dq + row, column, tile.dims.head_dim});
       }
@@ -179,23 +179,26 @@ void add_query_gradient(const BackwardTile& tile, const GradientParts& parts) {
 
 void attend_backward_tile(const BackwardTile& tile) {
   const GradientParts parts(tile);
-  const auto range_of = [&](int key) {
+  const auto keys_of = [&](int row) {
+    return union_of(tile.key_begin, tile.key_end, row, at_most(row + kRowBlock, tile.rows));
+  };
+  const auto rows_of = [&](int key) {
     return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys));
   };
-  multiply_columns(tile.keys, tile.rows, parts.k_rows, parts.k_stride, parts.q_columns, tile.dims.head_dim, parts.p,
-                   parts.stride, range_of);
-  multiply_columns(tile.keys, tile.rows, parts.v_rows, parts.v_stride, parts.d_out_columns, tile.dims.head_dim_v, parts.ds,
-                   parts.stride, range_of);
-  for (int key = 0; key < tile.keys; ++key) gradient_row(tile, parts, key);
-  add_key_gradient(tile, parts.p, parts.d_out_panels, tile.dims.head_dim_v, parts.dv, parts.v_stride, range_of);
-  add_key_gradient(tile, parts.ds, parts.q_panels, tile.dims.head_dim, parts.dk, parts.k_stride, range_of);
-  add_query_gradient(tile, parts);
+  multiply_columns(tile.rows, tile.keys, parts.q, parts.q_stride, parts.k_columns, tile.dims.head_dim, parts.p, parts.stride,
+                   keys_of);
+  multiply_columns(tile.rows, tile.keys, parts.d_out, parts.d_out_stride, parts.v_columns, tile.dims.head_dim_v, parts.ds,
+                   parts.stride, keys_of);
+  for (int row = 0; row < tile.rows; ++row) gradient_row(tile, parts, row);
+  add_key_gradient(tile, parts.p, parts.d_out, parts.d_out_stride, tile.dims.head_dim_v, parts.dv, parts.v_stride, rows_of);
+  add_key_gradient(tile, parts.ds, parts.q, parts.q_stride, tile.dims.head_dim, parts.dk, parts.k_stride, rows_of);
+  add_query_gradient(tile, parts, keys_of);
 }
 
 constexpr TileOps make_tile_ops() {
-  return {kWidth,       false,         forward_sizes,        forward_bytes, pack_keys,      pack_values,
-          pack_queries, attend_tile,   {true, true, true},   attend_few,    backward_sizes, backward_bytes,
-          begin_keys,   begin_queries, attend_backward_tile, end_keys};
+  return {kWidth,        forward_sizes,        forward_bytes, pack_keys,      pack_values,    pack_queries,
+          attend_tile,   {true, true, true},   attend_few,    backward_sizes, backward_bytes, begin_keys,
+          begin_queries, attend_backward_tile, end_keys};
 }
 
 }  // namespace

@@ -45,9 +45,6 @@ class FloatRows {
     rows.rows = count;
     if (!copies_) return {static_cast<const float*>(rows.data), source_.stride};
     kPackRows[dtype_](copy_, stride_, rows, 1.0F);
-    if (stride_ != source_.width) {
-      for (int row = 0; row < count; ++row) fill(copy_ + row * stride_, source_.width, static_cast<int>(stride_), 0.0F);
-    }
     return {copy_, stride_};
   }
 

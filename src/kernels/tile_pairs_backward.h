@@ -165,7 +165,7 @@ RINGSPAN_INLINE Gradients gradients_of(const BackwardTile& tile, int row, int c,
   const Reg p = exp2_of(_mm512_min_ps(zero, exponent));  // NaN stays NaN
   Reg kept = p, factor = Isa::set1(tile.output_scale);
   if (!kPlain && tile.factors != nullptr) {
-    const Reg drop = _mm512_maskz_loadu_ps(seen, tile.factors + row * tile.factor_row + c);
+    const Reg drop = _mm512_maskz_loadu_ps(seen, tile.factors + row * tile.factor_stride + c);
     kept = p * drop;
     factor = factor * drop;
   }
@@ -424,7 +424,6 @@ inline void end_keys_by_type(const BackwardTile& tile, float* dk, std::int64_t d
 
 constexpr TileOps make_pair_tile_ops() {
   return {kWidth,
-          true,
           forward_sizes_pairs,
           forward_bytes_by_type,
           pack_keys_by_type,

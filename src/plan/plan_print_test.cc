@@ -63,11 +63,11 @@ TEST(PlanText, NamesTheSourceOfEverySize) {
   options.attend_kernel = options.attend_backward_kernel = "portable";
   const auto text = [&] { return make_plan(problem("causal", 1 << 16), options, 1).to_string(); };
   EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_portable, tiles of 96 x 256 (default)\n"
-                                "            attend_backward_f32_portable, tiles of 128 x 384 (default)\n"
+                                "            attend_backward_f32_portable, tiles of 126 x 384 (default)\n"
                                 "  buckets   512 rows (default)\n"));
-  options.tuned = {{192, 128}, {64, 240}, 1024, "tune.json, 2026-11-21"};
+  options.tuned = {{192, 128}, {66, 240}, 1024, "tune.json, 2026-11-21"};
   EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_portable, tiles of 192 x 128 (tuned: tune.json, 2026-11-21)\n"
-                                "            attend_backward_f32_portable, tiles of 64 x 240 (tuned: tune.json, 2026-11-21)\n"
+                                "            attend_backward_f32_portable, tiles of 66 x 240 (tuned: tune.json, 2026-11-21)\n"
                                 "  buckets   1024 rows (tuned: tune.json, 2026-11-21)\n"));
   options.tuned.bucket_rows = 64;  // a chunk still travels in 32 of them
   EXPECT_THAT(text(), HasSubstr("  buckets   512 rows (default)\n"));

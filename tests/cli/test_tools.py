@@ -131,7 +131,7 @@ class Tune(ProgramTest):
         self.assertIn("cannot be written", self.run_program(*self.tiny, env=environment, code=6).stderr)
         self.assertIn("must be queries x keys, such as 96x256", self.run_program("plan", "--tokens", 9, "--tile", "96", code=2).stderr)
         error = self.run_program("plan", "--tokens", 9, "--kernel", "portable", "--backward-tile", "33x48", code=2).stderr
-        self.assertIn("the queries of a tile (33) must be 0 or a multiple of 32 from 32 to 512", error)
+        self.assertIn("the queries of a tile (33) must be 0 or a multiple of 6 from 30 to 510", error)
 
 
 class Capabilities(ProgramTest):

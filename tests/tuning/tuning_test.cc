@@ -85,7 +85,7 @@ class TuneFile : public ::testing::Test {
 
 TuneEntry entry(int head_dim = 64) {
   return {DType::float32, head_dim,  "2026-11-21", "attend_f32_portable", "attend_backward_f32_portable",
-          {48, 128},      {64, 240}, 512};
+          {48, 128},      {66, 240}, 512};
 }
 
 Problem problem(int head_dim = 64, int ranks = 1) {
@@ -220,7 +220,7 @@ TEST_F(TuneFile, FillsSizesThatAreLeftOpen) {
   EXPECT_EQ(with_tuned_sizes(problem(), portable()).tuned, TunedSizes{});
   write_tune_entry(path_, this_machine(), entry());
   const PlanOptions options = with_tuned_sizes(problem(), portable());
-  EXPECT_EQ(options.tuned, (TunedSizes{{48, 128}, {64, 240}, 512, path_ + ", 2026-11-21"}));
+  EXPECT_EQ(options.tuned, (TunedSizes{{48, 128}, {66, 240}, 512, path_ + ", 2026-11-21"}));
   const Plan plan = make_plan(problem(64, 2), options, 0);
   EXPECT_EQ(plan.kernel(Pass::forward).tile, (Tile{48, 128}));
   EXPECT_EQ(plan.kernel(Pass::backward).tile_source, SizeSource::tuned);
@@ -237,7 +237,7 @@ TEST_F(TuneFile, FillsSizesThatAreLeftOpen) {
   EXPECT_EQ(make_plan(problem(), with_tuned_sizes(problem(), given), 0).kernel(Pass::forward).tile_source, SizeSource::given);
   PlanOptions mixed = portable();
   mixed.attend_kernel = "reference";
-  EXPECT_EQ(with_tuned_sizes(problem(), mixed).tuned, (TunedSizes{{}, {64, 240}, 0, path_ + ", 2026-11-21"}));
+  EXPECT_EQ(with_tuned_sizes(problem(), mixed).tuned, (TunedSizes{{}, {66, 240}, 0, path_ + ", 2026-11-21"}));
   EXPECT_EQ(with_tuned_sizes(problem(128), portable()).tuned, TunedSizes{});
   Problem half = problem();
   half.dtype = DType::bfloat16;
@@ -321,7 +321,7 @@ TEST_F(TuneFile, AttentionAndCPlanWithIt) {
   ringspan_options options = {};
   options.struct_size = sizeof options;
   options.attend_kernel = options.attend_backward_kernel = "portable";
-  options.attend_backward_tile_queries = 32, options.attend_backward_tile_keys = 48;
+  options.attend_backward_tile_queries = 36, options.attend_backward_tile_keys = 64;
   const auto text_of = [&] {
     ringspan_plan* plan = nullptr;
     const char* text = nullptr;
@@ -332,9 +332,9 @@ TEST_F(TuneFile, AttentionAndCPlanWithIt) {
     return copy;
   };
   EXPECT_THAT(text_of(), HasSubstr("attend_f32_portable, tiles of 48 x 128 (tuned: "));
-  EXPECT_THAT(text_of(), HasSubstr("attend_backward_f32_portable, tiles of 32 x 48 (given)"));
+  EXPECT_THAT(text_of(), HasSubstr("attend_backward_f32_portable, tiles of 36 x 64 (given)"));
   options.struct_size = offsetof(ringspan_options, attend_tile_queries);  // of a program from before there were tiles
-  EXPECT_THAT(text_of(), HasSubstr("attend_backward_f32_portable, tiles of 64 x 240 (tuned: "));
+  EXPECT_THAT(text_of(), HasSubstr("attend_backward_f32_portable, tiles of 66 x 240 (tuned: "));
 
   write("broken");
   EXPECT_THROW(Attention(problem(), portable(), *world[0]), InvalidArgument);
