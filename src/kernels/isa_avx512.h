@@ -30,8 +30,7 @@ struct Isa {
   }
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
   static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
-  static Reg round(Reg x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
-  static Reg fraction(Reg x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  static Reg fraction(Reg x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
   static Reg ldexp(Reg x, Reg n) { return _mm512_scalef_ps(x, n); }
   static float reduce_add(Reg x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(Reg x) { return _mm512_reduce_max_ps(x); }

@@ -12,7 +12,7 @@ using Reg = Isa::Reg;
 constexpr int kWidth = Isa::kWidth;
 constexpr int kVectors = Isa::kVectors;
 constexpr int kPanel = kWidth * kVectors;
-constexpr float kInf = __builtin_inff();
+constexpr float kInf = __builtin_inff(), kLog2e = 1.44269504F;
 
 constexpr int at_most(int a, int b) { return a < b ? a : b; }
 constexpr int at_least(int a, int b) { return a < b ? b : a; }
@@ -21,33 +21,36 @@ constexpr int up(int x) { return (x + kWidth - 1) / kWidth * kWidth; }
 
 // ---- elementary functions ----------------------------------------------------------------------------------------------
 
-// The integer nearest to x log2(e), as far as it matters to ldexp, and the rest, of at most 1/2; 0 beside an infinite integer.
-template <typename Set>
-RINGSPAN_INLINE Reg split_exponent(Reg x, Reg& rest) {
-  const Reg log2e = Set::set1(1.44269504F);
-  if constexpr (requires { Set::fraction(x); }) {
-    const Reg t = x * log2e;
-    rest = Set::fraction(t);
-    return t - rest;
-  } else {
-    x = Set::max(Set::set1(-105.0F), x);
-    const Reg n = Set::round(x * log2e);
-    rest = Set::fma(x, log2e, -n);
-    return n;
-  }
+// 2^x for x <= 127, over a fraction() whose integer part ldexp() takes: a polynomial of it on [0, 1). Relative error 1e-7;
+// exactly 1 at 0, exactly 0 far below (and at -inf), NaN at NaN.
+template <typename Set = Isa>
+RINGSPAN_INLINE Reg exp2_of(Reg x) {
+  const Reg f = Set::fraction(x);
+  Reg p = Set::set1(1.8671301659E-3F);
+  p = Set::fma(p, f, Set::set1(9.0170297764E-3F));
+  p = Set::fma(p, f, Set::set1(5.5799912661E-2F));
+  p = Set::fma(p, f, Set::set1(2.4016444385E-1F));
+  p = Set::fma(p, f, Set::set1(6.9315129519E-1F));
+  return Set::ldexp(Set::fma(p, f, Set::set1(1.0F)), x);
 }
 
 // e^x for x <= 88; relative error 1e-7; exactly 1 at 0, exactly 0 below -105 (and at -inf), NaN at NaN.
+template <typename Set = Isa>
 RINGSPAN_INLINE Reg exp_of(Reg x) {
-  Reg f;
-  const Reg n = split_exponent<Isa>(x, f);
-  Reg p = Isa::set1(1.327646719e-3F);  // 2^f, |f| <= 1/2: minimax of degree 5
-  p = Isa::fma(p, f, Isa::set1(9.675541682e-3F));
-  p = Isa::fma(p, f, Isa::set1(5.550713292e-2F));
-  p = Isa::fma(p, f, Isa::set1(2.402211972e-1F));
-  p = Isa::fma(p, f, Isa::set1(6.931469671e-1F));
-  p = Isa::fma(p, f, Isa::set1(1.0F));
-  return Isa::ldexp(p, n);
+  const Reg log2e = Set::set1(kLog2e);
+  if constexpr (requires { Set::fraction(x); }) {
+    return exp2_of<Set>(x * log2e);
+  } else {
+    x = Set::max(Set::set1(-105.0F), x);
+    const Reg n = Set::round(x * log2e), f = Set::fma(x, log2e, -n);
+    Reg p = Set::set1(1.327646719e-3F);  // 2^f, |f| <= 1/2: minimax of degree 5
+    p = Set::fma(p, f, Set::set1(9.675541682e-3F));
+    p = Set::fma(p, f, Set::set1(5.550713292e-2F));
+    p = Set::fma(p, f, Set::set1(2.402211972e-1F));
+    p = Set::fma(p, f, Set::set1(6.931469671e-1F));
+    p = Set::fma(p, f, Set::set1(1.0F));
+    return Set::ldexp(p, n);
+  }
 }
 
 // Near 0 the odd polynomial of Cephes; elsewhere from e^(2|x|). Relative error 2e-7; NaN at NaN.

@@ -1,4 +1,4 @@
-// Products of packed operands over an ISA file's `struct Dot`, and 2^x; see tile_pairs.h.
+// Products of packed operands over an ISA file's `struct Dot`; see tile_pairs.h.
 #pragma once
 
 #include "kernels/tile_pairs.h"
@@ -95,20 +95,6 @@ void multiply_visible(int rows, int columns, int depth, const Left& weights, con
     }
   }
 }
-
-// 2^x for x <= 127: a polynomial of x - floor(x), which is 0 where x is infinite. Relative error 1e-7; exactly 1 at 0, exactly
-// 0 far below (and at -inf), NaN at NaN.
-RINGSPAN_INLINE Reg exp2_of(Reg x) {
-  const Reg f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  Reg p = Isa::set1(1.8671301659E-3F);
-  p = Isa::fma(p, f, Isa::set1(9.0170297764E-3F));
-  p = Isa::fma(p, f, Isa::set1(5.5799912661E-2F));
-  p = Isa::fma(p, f, Isa::set1(2.4016444385E-1F));
-  p = Isa::fma(p, f, Isa::set1(6.9315129519E-1F));
-  return _mm512_scalef_ps(Isa::fma(p, f, Isa::set1(1.0F)), x);
-}
-
-constexpr float kLog2e = 1.44269504F;
 
 }  // namespace
 }  // namespace ringspan::kernels
