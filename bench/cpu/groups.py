@@ -2,6 +2,8 @@
 
 import itertools
 
+from turns import MOST_TURNS
+
 DTYPES = ("float32", "bfloat16", "float16")
 PASSES = ("forward", "backward")
 MASKS = ("full", "causal")
@@ -44,13 +46,13 @@ def flops(case):
     return case["batch"] * case["heads"] * pairs * case["head_dim"] * 2 * products
 
 
-def minutes(chosen, repeats):
+def minutes(chosen, turns):
     """Of checking and timing; backward runs a forward pass of each first."""
     seconds = 0.0
     for case in chosen:
         work = flops(case) / 1e9
-        calls = repeats + 1
-        seconds += work * calls / RATES[case["pass"], case["dtype"]] + 0.1
+        call = work / RATES[case["pass"], case["dtype"]]
+        seconds += call + max(call * turns.repeats, min(call * MOST_TURNS, turns.least_seconds)) + 0.1
         if case["pass"] == "backward":
             seconds += work / 2.5 / RATES["forward", case["dtype"]]
     return seconds / 60

@@ -2,13 +2,13 @@
 PyTorch."""
 
 import ctypes
+import dataclasses
 import json
 import math
 import random
 import struct
 import sys
 import threading
-import time
 
 import torch
 
@@ -16,20 +16,6 @@ from machine import measure_peaks
 from ringspan_c import Attention, create_threads
 
 KV_GROUP = 8  # query heads per kv head of short queries
-
-
-def median_seconds(calls, clock, repeats):
-    """Of each call, taking turns, after one to warm up."""
-    now = time.process_time if clock == "cpu" else time.perf_counter
-    times = [[] for _ in calls]
-    for call in calls:
-        call()
-    for _ in range(repeats):
-        for call, seconds in zip(calls, times):
-            begin = now()
-            call()
-            seconds.append(now() - begin)
-    return [sorted(seconds)[len(seconds) // 2] for seconds in times]
 
 
 def rows_of(tokens, heads, head_dim, dtype):
@@ -87,10 +73,10 @@ class Rows:
         print(f"{name:56}{self.dtype:10}{ratio:7.2f}{asked}{extra}", file=sys.stderr, flush=True)
 
 
-def run_masks(library, dtype, head_dim, clock, repeats, quick, packed, rows):
+def run_masks(library, dtype, head_dim, turns, quick, packed, rows):
     """The rate of pairs relative to dense, both taking turns."""
     make = lambda *case, **more: Case(library, dtype, head_dim, *case, **more)
-    beside = lambda case, dense: (lambda t: (case.pairs / t[0]) / (dense.pairs / t[1]))(median_seconds([case.call, dense.call], clock, repeats))
+    beside = lambda case, dense: (lambda t: (case.pairs / t[0]) / (dense.pairs / t[1]))(turns.medians(case.call, dense.call))
     n = 8192
     rows.add("causal / full, n 8,192", beside(make("causal", n, n * (n + 1) / 2), make("full", n, n * n)), 0.9)
     dense = make("full", 4096, 4096**2)
@@ -114,25 +100,25 @@ def run_masks(library, dtype, head_dim, clock, repeats, quick, packed, rows):
     return dense
 
 
-def run_striped(library, dtype, head_dim, repeats, dense, rows):
+def run_striped(library, dtype, head_dim, turns, dense, rows):
     """Of the processor time of both ranks: what is shared between them does not matter, waiting neither."""
     n, heads = 8192, 2
     ranks = ThreadRanks(library, "causal", n, heads, head_dim, 2, dtype, "striped")
-    ours, theirs = median_seconds([ranks.forward, dense.call], "cpu", repeats)
+    ours, theirs = turns.medians(ranks.forward, dense.call, clock="cpu")
     rows.add("striped over 2 ranks, causal, n 8,192 / dense", (heads * n * (n + 1) / 2 / ours) / (dense.pairs / theirs), 0.9)
 
 
-def run_short_queries(library, dtype, head_dim, clock, repeats, dense, rows):
+def run_short_queries(library, dtype, head_dim, turns, dense, rows):
     """Keys and values read per second relative to a loop that only reads, measured just before; and what arithmetic at the dense
     rate leaves of that: of_bound is relative to the slower of both."""
     tokens = 131072
-    seconds = median_seconds([dense.call], clock, repeats)[0]
+    seconds = turns.medians(dense.call)[0]
     pairs_per_second = dense.pairs / seconds
     for tokens_q in (1, 4, 16):
         read = measure_peaks("read").get("read_gbytes_per_second", math.inf) * 1e9
         q, k, v = rows_of(tokens_q, KV_GROUP, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype)
         attention = Attention(library, q, k, v, "full", 1, False)
-        seconds = median_seconds([attention.forward], clock, 3 * repeats)[0]
+        seconds = dataclasses.replace(turns, repeats=3 * turns.repeats).medians(attention.forward)[0]
         read_seconds = 2 * tokens * head_dim * dtype.itemsize / read
         bound = max(read_seconds, tokens_q * KV_GROUP * tokens / pairs_per_second)
         rows.add(f"{tokens_q} queries, 131,072 keys, 8 heads: read bandwidth", read_seconds / seconds, 0.8, of_bound=bound / seconds,
@@ -140,23 +126,23 @@ def run_short_queries(library, dtype, head_dim, clock, repeats, dense, rows):
                  flops_per_byte=2 * tokens_q * KV_GROUP / dtype.itemsize)
 
 
-def run_threads(library, dtype, head_dim, repeats, rows):
+def run_threads(library, dtype, head_dim, turns, rows):
     """Two threads against one, wall clock: enough units, and a single one."""
     for name, backward in (("forward", False), ("backward", True)):
         for heads in (4, 1):
             calls = [Case(library, dtype, head_dim, "full", 4096, 4096**2, heads, threads, backward=backward).call for threads in (1, 2)]
-            one, two = median_seconds(calls, "wall", repeats)
+            one, two = turns.medians(*calls, clock="wall")
             rows.add(f"2 threads, {name}, {heads} heads, n 4,096", one / two, 1.9)
 
 
-def run_structures(library, dtype, head_dim, clock, repeats, quick, packed):
+def run_structures(library, dtype, head_dim, turns, quick, packed):
     """Masks, shards, short queries and threads, with what is asked of each."""
     rows = Rows(dtype, head_dim)
     kind = getattr(torch, dtype)
-    dense = run_masks(library, kind, head_dim, clock, repeats, quick, packed, rows)
-    run_striped(library, kind, head_dim, repeats, dense, rows)
-    run_short_queries(library, kind, head_dim, clock, repeats, dense, rows)
-    run_threads(library, kind, head_dim, repeats, rows)
+    dense = run_masks(library, kind, head_dim, turns, quick, packed, rows)
+    run_striped(library, kind, head_dim, turns, dense, rows)
+    run_short_queries(library, kind, head_dim, turns, dense, rows)
+    run_threads(library, kind, head_dim, turns, rows)
     return rows.rows
 
 
@@ -202,7 +188,7 @@ class ThreadRanks:
         return o
 
 
-def run_ranks(library, repeats):
+def run_ranks(library, turns):
     """Two ranks with a thread each beside PyTorch with two threads."""
     rows = Rows("float32", 64)
     torch.set_num_threads(2)
@@ -214,7 +200,7 @@ def run_ranks(library, repeats):
         difference = (ranks.output() - sdpa().transpose(1, 2)).abs().max().item()
         if not difference < 1e-4:
             raise SystemExit(f"structure: two ranks differ from torch by {difference:.1e}")
-        ours, theirs = median_seconds([ranks.forward, sdpa], "wall", repeats)
+        ours, theirs = turns.medians(ranks.forward, sdpa, clock="wall")
         rows.add(f"2 ranks x 1 thread / SDPA, 2 threads, {pattern}, n 8,192", theirs / ours, 1.1)
     torch.set_num_threads(1)
     return rows.rows

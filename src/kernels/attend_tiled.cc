@@ -408,7 +408,7 @@ class Threads {
     return {ops_, params_.shape, context_.scratch + thread * bytes_, nullptr};
   }
 
-  // Tasks one after the other, units and ranges of positions dealt to the threads.
+  // Tasks one after the other, units and ranges of positions dealt to the threads, the long ranges of all units first.
   void run(std::span<const AttendTask> tasks) const {
     const Units units(tasks, params_.shape.group);
     const PositionSplit split(tasks, units.count(), context_.pool.size(), kMinSplitTiles * tile_.queries);
@@ -417,7 +417,7 @@ class Threads {
         [&](std::int64_t item, int thread) {
           const ForwardScratch scratch = this->scratch(thread);
           Progress progress(context_, thread);
-          UnitForward forward(ops_, params_, scratch, progress, units.at(item / split.count()), split.at(item % split.count()));
+          UnitForward forward(ops_, params_, scratch, progress, units.at(item % units.count()), split.at(item / units.count()));
           for (std::size_t i = 0; i < tasks.size(); ++i) forward.run(tasks[i], i + 1 < tasks.size() ? &tasks[i + 1] : nullptr);
         },
         context_.progress);

@@ -12,9 +12,11 @@
 
 namespace ringspan::kernels {
 
-// Ranges per thread where units alone do not fill the threads, and the fewest query tiles of one.
-inline constexpr std::int64_t kItemsPerThread = 4;
-inline constexpr std::int64_t kMinSplitTiles = 2;
+// Items of work per thread: more even out what disturbs threads, but each range packs its keys again. Two even out a causal
+// mask.
+inline constexpr std::int64_t kItemsPerThread = 2, kManyItemsPerThread = 4;
+inline constexpr std::int64_t kManyPositions = 2048;  // of a range, from which on packing is little of its work
+inline constexpr std::int64_t kMinSplitTiles = 2;     // the fewest query tiles of a range
 
 struct Positions {
   std::int64_t first, last;
@@ -35,9 +37,14 @@ class PositionSplit {
       last = std::max(last, task.q_first + (task.q_count - 1) * task.q_step);
     }
     if (last < first_) return;
-    const std::int64_t wanted = threads == 1 || units <= 0 ? 1 : ceil_div(kItemsPerThread * threads, units);
-    count_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, (last - first_ + 1) / least));
-    size_ = ceil_div(last - first_ + 1, count_);
+    const std::int64_t positions = last - first_ + 1;
+    std::int64_t wanted = 1;
+    if (threads > 1 && units > 0) {
+      wanted = ranges(kManyItemsPerThread, units, threads);
+      if (positions / wanted < kManyPositions) wanted = ranges(kItemsPerThread, units, threads);
+    }
+    count_ = std::clamp<std::int64_t>(wanted, 1, std::max<std::int64_t>(1, positions / least));
+    size_ = ceil_div(positions, count_);
   }
   std::int64_t count() const { return count_; }
   // Later positions first: under a causal mask they are the long ones.
@@ -47,6 +54,13 @@ class PositionSplit {
   }
 
  private:
+  // Of each unit, so that every thread has as many items, `items` at least.
+  static std::int64_t ranges(std::int64_t items, std::int64_t units, std::int64_t threads) {
+    std::int64_t count = ceil_div(items * threads, units);
+    while (units * count % threads != 0) ++count;
+    return count;
+  }
+
   std::int64_t first_ = 0, size_ = 0, count_ = 1;
 };
 

@@ -13,7 +13,7 @@ constexpr std::int64_t row_stride(int width) { return (width + 15) / 16 / 2 * 32
 // Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.
 TileSizes backward_sizes(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
-  const int keys = width <= 64 ? 384 : width <= 128 ? 256 : 192;
+  const int keys = width <= 128 ? 256 : 192;
   return {{width <= 128 ? 126 : 96, keys}, {kRowBlock, 4 * kWidth}, {30, 64}, {kMaxGradQueryTile, 1024}};
 }
 

@@ -63,7 +63,7 @@ TEST(PlanText, NamesTheSourceOfEverySize) {
   options.attend_kernel = options.attend_backward_kernel = "portable";
   const auto text = [&] { return make_plan(problem("causal", 1 << 16), options, 1).to_string(); };
   EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_portable, tiles of 96 x 256 (default)\n"
-                                "            attend_backward_f32_portable, tiles of 126 x 384 (default)\n"
+                                "            attend_backward_f32_portable, tiles of 126 x 256 (default)\n"
                                 "  buckets   512 rows (default)\n"));
   options.tuned = {{192, 128}, {66, 240}, 1024, "tune.json, 2026-11-21"};
   EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_portable, tiles of 192 x 128 (tuned: tune.json, 2026-11-21)\n"
