@@ -19,9 +19,8 @@ struct Values {
   Values() = default;
   Values(std::int64_t batch, std::int64_t r, std::int64_t h, std::int64_t w, double value = 0.0)
       : rows(r), heads(h), width(w), data(static_cast<std::size_t>(batch * r * h * w), value) {}
-  double& operator()(std::int64_t b, std::int64_t r, std::int64_t h, std::int64_t e) {
-    return data[static_cast<std::size_t>(((b * rows + r) * heads + h) * width + e)];
-  }
+  double* row(std::int64_t b, std::int64_t r, std::int64_t h) { return data.data() + ((b * rows + r) * heads + h) * width; }
+  double& operator()(std::int64_t b, std::int64_t r, std::int64_t h, std::int64_t e) { return row(b, r, h)[e]; }
   double operator()(std::int64_t b, std::int64_t r, std::int64_t h, std::int64_t e) const {
     return const_cast<Values&>(*this)(b, r, h, e);
   }
@@ -140,19 +139,22 @@ class Dense {
     }
     const std::int64_t kv = head / spec_.group;
     const Real output_scale = spec_.output_scale;
-    Real delta = 0;
-    for (int e = 0; e < spec_.head_dim_v; ++e) {
-      Real sum = 0;
-      double size = 0;
-      for (const Pair& pair : pairs) {
-        const Real v = v_(b, pair.key, kv)[e];
-        if (pair.factor == 0) continue;
-        sum += round(pair.factor * pair.p / l) * v;
-        size += static_cast<double>(std::abs(pair.factor * pair.p / l * v));
+    std::vector<Real> sums(static_cast<std::size_t>(spec_.head_dim_v), 0);
+    double* const sizes = r_.o_size.row(b, row, head);
+    for (const Pair& pair : pairs) {
+      if (pair.factor == 0) continue;
+      const Real* const v = v_(b, pair.key, kv);
+      const Real weight = pair.factor * pair.p / l, rounded = round(weight);
+      for (std::size_t e = 0; e < sums.size(); ++e) {
+        sums[e] += rounded * v[e];
+        sizes[e] += static_cast<double>(std::abs(weight * v[e]));
       }
-      const Real o = round(output_scale * sum);
-      r_.o(b, row, head, e) = static_cast<double>(o);
-      r_.o_size(b, row, head, e) = size * spec_.output_scale;
+    }
+    Real delta = 0;
+    for (std::size_t e = 0; e < sums.size(); ++e) {
+      const Real o = round(output_scale * sums[e]);
+      r_.o.row(b, row, head)[e] = static_cast<double>(o);
+      sizes[e] *= spec_.output_scale;
       delta += o * d_out_(b, row, head)[e];
     }
     r_.lse(b, row, head, 0) = static_cast<double>(m + std::log(l));
@@ -166,26 +168,32 @@ class Dense {
     Real dp = 0;
     double dp_size = std::abs(static_cast<double>(delta));
     const Real factor = pair.factor * static_cast<Real>(spec_.output_scale);
-    for (int e = 0; e < spec_.head_dim_v && factor != 0; ++e) {
-      const Real d_out = d_out_(b, row, head)[e], v = v_(b, pair.key, kv)[e];
-      dp += factor * d_out * v;
-      dp_size += static_cast<double>(std::abs(factor * d_out * v));
-      add(r_.dv, r_.dv_size, b, pair.key, kv, e, round(factor * p) * d_out, static_cast<double>(std::abs(factor * p * d_out)));
+    if (factor != 0) {
+      const Real *const d_out = d_out_(b, row, head), *const v = v_(b, pair.key, kv);
+      double *const dv = r_.dv.row(b, pair.key, kv), *const dv_size = r_.dv_size.row(b, pair.key, kv);
+      const Real weight = factor * p, rounded = round(weight);
+      for (int e = 0; e < spec_.head_dim_v; ++e) {
+        dp += factor * d_out[e] * v[e];
+        dp_size += static_cast<double>(std::abs(factor * d_out[e] * v[e]));
+        add(dv[e], rounded * d_out[e]);
+        dv_size[e] += static_cast<double>(std::abs(weight * d_out[e]));
+      }
     }
     const Real scale = world_.scale();
-    const Real ds = round(p * (dp - delta) * pair.derivative);
+    const Real slope = scale * round(p * (dp - delta) * pair.derivative);
+    const double size = static_cast<double>(std::abs(p * scale)) * dp_size;
+    const Real *const q = q_(b, row, head), *const k = k_(b, pair.key, kv);
+    double *const dq = r_.dq.row(b, row, head), *const dq_size = r_.dq_size.row(b, row, head);
+    double *const dk = r_.dk.row(b, pair.key, kv), *const dk_size = r_.dk_size.row(b, pair.key, kv);
     for (int e = 0; e < spec_.head_dim; ++e) {
-      const Real q = q_(b, row, head)[e], k = k_(b, pair.key, kv)[e];
-      const double size = static_cast<double>(std::abs(p * scale)) * dp_size;
-      add(r_.dq, r_.dq_size, b, row, head, e, scale * ds * k, size * std::abs(static_cast<double>(k)));
-      add(r_.dk, r_.dk_size, b, pair.key, kv, e, scale * ds * q, size * std::abs(static_cast<double>(q)));
+      add(dq[e], slope * k[e]);
+      dq_size[e] += size * std::abs(static_cast<double>(k[e]));
+      add(dk[e], slope * q[e]);
+      dk_size[e] += size * std::abs(static_cast<double>(q[e]));
     }
   }
 
-  static void add(Values& sums, Values& sizes, std::int64_t b, std::int64_t r, std::int64_t h, int e, Real value, double size) {
-    sums(b, r, h, e) = static_cast<double>(static_cast<Real>(sums(b, r, h, e)) + value);
-    sizes(b, r, h, e) += size;
-  }
+  static void add(double& sum, Real value) { sum = static_cast<double>(static_cast<Real>(sum) + value); }
 
   const World& world_;
   const Spec& spec_;

@@ -4,6 +4,7 @@
 // one spoils its result and one that writes there is seen.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -66,10 +67,10 @@ class Tensor {
   // Whether every byte outside the elements still has its pattern.
   bool gaps_intact() const {
     std::vector<bool> used(bytes_.size(), false);
-    for_each([&](auto b, auto r, auto h, auto e) {
-      for (std::int64_t i = 0; i < size_of(dtype_); ++i)
-        used[static_cast<std::size_t>(offset(b, r, h, e) * size_of(dtype_) + i)] = true;
-    });
+    for (std::int64_t b = 0; b < batch_; ++b)
+      for (std::int64_t r = 0; r < rows_; ++r)
+        for (std::int64_t h = 0; h < heads_; ++h)
+          std::fill_n(used.begin() + offset(b, r, h, 0) * size_of(dtype_), width_ * size_of(dtype_), true);
     for (std::size_t i = 0; i < bytes_.size(); ++i) {
       if (!used[i] && bytes_[i] != std::byte{0xff}) return false;
     }
