@@ -1,7 +1,7 @@
 // ringspan bench: times a problem over ranks against the same on one rank, in the same process, one after the other in turn.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <array>
 #include <cmath>

@@ -1,7 +1,7 @@
 // ringspan capabilities: the table of what is implemented.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <map>
 #include <memory>

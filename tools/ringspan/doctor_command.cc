@@ -1,7 +1,7 @@
 // ringspan doctor: what this machine has, what of it will be used and why, and what a user should know about it.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <memory>
 #include <nlohmann/json.hpp>

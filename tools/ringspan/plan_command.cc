@@ -1,7 +1,7 @@
 // ringspan plan: what each rank would compute, send and keep.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <fstream>
 #include <memory>
 #include <string>

@@ -1,7 +1,7 @@
 // ringspan selftest: communication between ranks on this machine: is it right, and how fast is it.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <array>
 #include <chrono>

@@ -1,7 +1,7 @@
 // ringspan tune: measures tiles of the kernels and rows of a bucket on this machine, and keeps those that are faster.
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
+#include <CLI/App.hpp>
 #include <algorithm>
 #include <chrono>
 #include <cmath>
