@@ -1,11 +1,12 @@
-// attend as a block program for warpgroups (sm_90a): a block of two owns 128 query rows, 64 each, of one (batch item, query
-// head) and takes in, in list order, every task of its group, of which the last may finish the rows, keys and values kCols at a
-// time.
+// attend as a block program for warpgroups (sm_90a) with roles: a block owns 128 query rows of one (batch item, query head) and
+// takes in, in list order, every task of its group, of which the last may finish the rows, keys and values kCols at a time. One
+// warpgroup copies (attend_warpgroup_producer.h), two multiply, 64 rows each: this file. Tiles of keys and of values have two
+// buffers each (tile_ring.h).
 //
-// While a tile is turned from scores into probabilities, the tensor cores take in the values of the one before, and the next
-// keys and these values are copied: tiles of both have two buffers. Per tile one barrier:
-//     keys j and values j - 1 have arrived | copy keys j + 1, values j | scores = q k_j^T, acc += p v_(j-1) |
-//     wait for the scores, p = e^(scores - m) | wait for acc, acc *= e^(m_before - m)
+// While a tile is turned from scores into probabilities, the tensor cores take in the values of the one before:
+//     keys j and values j - 1 have arrived | scores = q k_j^T, acc += p v_(j-1) | wait for the scores, give keys j back,
+//     p = e^(scores - m) | wait for acc, give values j - 1 back, acc *= e^(m_before - m)
+// The two take turns at the tensor cores, so that one multiplies while the other weighs.
 // A tile that all rows see whole needs neither masks nor a look at its values. In others a value that is not finite is set to 0
 // in shared memory and reaches the rows that see it one by one: 0 x NaN must not.
 //
@@ -15,7 +16,7 @@
 // begin and end at multiples of 16 bytes are copied element by element: slow, with the same bits.
 #pragma once
 
-#include "cuda/block_parts.h"
+#include "cuda/attend_warpgroup_walk.h"
 #include "cuda/state_rows.h"
 #include "cuda/warpgroup.h"
 #include "cuda/warpgroup_non_finite.h"
@@ -31,78 +32,41 @@ class AttendWarpgroupBlock {
   using Registers = typename M::template Registers<T, kCount>;
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
-  using Rows = RowsView<const Element>;
+  using Walk = AttendWalk<P, M>;
 
   RINGSPAN_DEVICE AttendWarpgroupBlock(M& m, const AttendArguments& arguments, unsigned char* shared)
-      : m_(m), arguments_(arguments), params_(arguments.params), tiles_(shared + padding(m.shared_address(shared))) {}
+      : m_(m),
+        arguments_(arguments),
+        params_(arguments.params),
+        tiles_(m, shared),
+        query_ring_(tiles_.query_ring()),
+        key_ring_(tiles_.key_ring()),
+        value_ring_(tiles_.value_ring()) {}
 
   RINGSPAN_DEVICE void run(std::int64_t block) {
-    const BlockWork work = find_work(arguments_, block);
-    const Group& group = arguments_.groups[work.group];
-    const Task& head_task = arguments_.tasks[group.first_task];
-    batch_ = static_cast<int>(work.batch);
-    head_ = static_cast<int>(work.head);
-    first_row_ = static_cast<int>(group.tiles - 1 - work.tile) * P::kRows;  // under a causal mask the last rows have most to do
-    const std::int64_t rows_left = head_task.q_count - first_row_;
-    rows_ = rows_left < P::kRows ? static_cast<int>(rows_left) : P::kRows;
-    state_.load(m_, head_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
-    bool first = true;
-    const Task* const end = &head_task + group.task_count;
-    for (const Task* task = &head_task; task != end; ++task) {
-      take_in(*task, first || task->q.data != task[-1].q.data);
-      first = false;
+    const AttendWork work = AttendWork::template of<P>(arguments_, block);
+    batch_ = work.batch;
+    head_ = work.head;
+    first_row_ = work.first_row;
+    rows_ = work.rows;
+    state_.load(m_, *work.first_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
+    scale_maxima(1.0F / arguments_.score_unit);
+    m_.begin_turns();
+    for (const Task* task = work.first_task; task != work.end_task; ++task) {
+      if (work.begins_queries(task)) query_ring_.wait(m_);
+      take_in(*task, Walk::of(work, *task, params_.shape.group));
+      if (work.ends_queries(task)) query_ring_.release(m_);
     }
+    m_.end_turns();
+    scale_maxima(arguments_.score_unit);
     store(M::hidden(static_cast<int>(block)));
   }
 
  private:
-  // One task as this block sees it, in keys from `begin` on: tile t is keys t kCols and on.
-  struct Walk {
-    Rows k, v;
-    std::int64_t begin;
-    int keys, tiles, full_begin, full_end;  // tiles [full_begin, full_end) are seen whole by all rows
-    static RINGSPAN_DEVICE int first(int tile) { return tile * P::kCols; }
-    RINGSPAN_DEVICE int valid(int tile) const { return keys - first(tile) < P::kCols ? keys - first(tile) : P::kCols; }
-    RINGSPAN_DEVICE bool is_full(int tile) const { return tile >= full_begin && tile < full_end; }
-  };
-
-  static RINGSPAN_DEVICE std::uint32_t padding(std::uint32_t address) { return (0U - address) % kSwizzleBytes; }
-  RINGSPAN_DEVICE unsigned char* q_tile() const { return tiles_; }
-  RINGSPAN_DEVICE unsigned char* k_tile(int tile) const { return tiles_ + P::kRowTileBytes + tile % 2 * P::kColTileBytes; }
-  RINGSPAN_DEVICE unsigned char* v_tile(int tile) const { return k_tile(tile) + 2 * P::kColTileBytes; }
-  RINGSPAN_DEVICE unsigned char* pairs() const { return tiles_ + P::kRowTileBytes + 4 * P::kColTileBytes; }
-
-  // Ends of the rows' ranges never decrease, so the keys are those from the first row's first to the last one's last, and all
-  // rows see those from the last one's first to the first one's last.
-  RINGSPAN_DEVICE Walk walk_of(const Task& task) const {
-    const kernels::IndexRange first = kernels::keys_of_row(task, M::hidden(first_row_));
-    const kernels::IndexRange last = kernels::keys_of_row(task, M::hidden(first_row_ + rows_ - 1));
-    const std::int64_t end = last.end < task.k_count ? last.end : task.k_count;
-    const std::int64_t keys = end > first.begin ? end - first.begin : 0;
-    const std::int64_t kv = kernels::kv_index(task, head_of(task) / params_.shape.group);
-    const auto from_begin = [&](Rows rows) { return Rows{rows.row(first.begin), rows.stride}; };
-    return {from_begin(view_of<const Element>(task.k, batch_, kv)),
-            from_begin(view_of<const Element>(task.v, batch_, kv)),
-            first.begin,
-            static_cast<int>(keys),
-            M::uniform(static_cast<int>((keys + P::kCols - 1) / P::kCols)),
-            M::uniform(static_cast<int>((last.begin - first.begin + P::kCols - 1) / P::kCols)),
-            M::uniform(static_cast<int>((first.end - first.begin) / P::kCols))};
-  }
-
-  RINGSPAN_DEVICE void take_in(const Task& task, bool new_queries) {
-    const Walk walk = walk_of(task);
-    m_.sync();  // the tiles of the task before are not read any more
-    if (new_queries) {
-      copy_tile<P::kRows, P::kDim, Element>(m_, q_tile(), view_of<const Element>(task.q, batch_, head_), first_row_, rows_,
-                                            params_.shape.head_dim);
-    }
-    if (walk.tiles > 0) copy_keys(walk, 0);
-    m_.commit_copies();
-    if (walk.tiles == 0) return arrive();
+  RINGSPAN_DEVICE void take_in(const Task& task, const Walk& walk) {
+    if (walk.tiles == 0) return;
     take_in_first_tile(task, walk);
     for (int tile = 1; tile < walk.tiles; ++tile) take_in_tile(task, walk, tile);
-    arrive();
     add_last_values(task, walk);
   }
 
@@ -112,7 +76,7 @@ class AttendWarpgroupBlock {
     const Group& group = arguments_.groups[find_work(arguments_, block).group];
     const Task& last_task = arguments_.tasks[group.first_task + group.task_count - 1];
     if (last_task.o.data == nullptr) note_seen_rows(group);
-    state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, reinterpret_cast<Element*>(tiles_));
+    state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, reinterpret_cast<Element*>(tiles_.queries()));
   }
 
   RINGSPAN_DEVICE void note_seen_rows(const Group& group) {
@@ -130,58 +94,55 @@ class AttendWarpgroupBlock {
     });
   }
 
-  RINGSPAN_DEVICE void copy_keys(const Walk& walk, int tile) {
-    copy_tile<P::kCols, P::kDim, Element>(m_, k_tile(tile), walk.k, walk.first(tile), walk.valid(tile), params_.shape.head_dim);
-  }
-  // What was copied is there for the products of all threads, and what the products before this have read may be written.
-  RINGSPAN_DEVICE void arrive() {
-    m_.template wait_copies<0>();
-    m_.fence_async();
-    m_.sync();
-  }
-
-  RINGSPAN_DEVICE void begin_tile(const Walk& walk, int tile) {
-    if (tile + 1 < walk.tiles) copy_keys(walk, tile + 1);
-    copy_tile<P::kCols, P::kDim, Element>(m_, v_tile(tile), walk.v, walk.first(tile), walk.valid(tile),
-                                          params_.shape.head_dim_v);
-    m_.commit_copies();
-  }
+  RINGSPAN_DEVICE std::uint32_t queries() const { return m_.shared_address(tiles_.queries()); }
+  RINGSPAN_DEVICE std::uint32_t keys() const { return m_.shared_address(tiles_.keys(key_ring_.buffer())); }
+  RINGSPAN_DEVICE std::uint32_t values() const { return m_.shared_address(tiles_.values(value_ring_.buffer())); }
 
   RINGSPAN_DEVICE void take_in_first_tile(const Task& task, const Walk& walk) {
-    arrive();
-    begin_tile(walk, 0);
+    key_ring_.wait(m_);
+    m_.fence_async();
     m_.fence_registers(scores_);
-    product_rows<P>(m_, scores_, m_.shared_address(q_tile()), m_.shared_address(k_tile(0)));
+    product_rows<P>(m_, scores_, queries(), keys());
     m_.commit_products();
     draw(task, walk, 0);
     m_.template wait_products<0>(scores_);
+    key_ring_.release(m_);
     weigh(task, walk, 0);
     shrink_and_pack();
   }
 
   RINGSPAN_DEVICE void take_in_tile(const Task& task, const Walk& walk, int tile) {
-    arrive();
-    if (looks_at_values(walk, tile - 1)) exclude_values(task, walk, tile - 1);
+    key_ring_.wait(m_);
+    wait_values(task, walk, tile - 1);
+    m_.take_turn();
     m_.fence_registers(scores_, state_.acc, weights_);
-    product_rows<P>(m_, scores_, m_.shared_address(q_tile()), m_.shared_address(k_tile(tile)));
+    product_rows<P>(m_, scores_, queries(), keys());
     m_.commit_products();
-    product_weights<P>(m_, state_.acc, weights_, m_.shared_address(v_tile(tile - 1)));
+    product_weights<P>(m_, state_.acc, weights_, values());
     m_.commit_products();
-    begin_tile(walk, tile);
+    m_.pass_turn();
     draw(task, walk, tile);
     m_.template wait_products<1>(scores_);
+    key_ring_.release(m_);
     weigh(task, walk, tile);
     m_.template wait_products<0>(state_.acc, weights_);
+    value_ring_.release(m_);
     shrink_and_pack();
   }
 
   RINGSPAN_DEVICE void add_last_values(const Task& task, const Walk& walk) {
-    const int tile = walk.tiles - 1;
-    if (looks_at_values(walk, tile)) exclude_values(task, walk, tile);
+    wait_values(task, walk, walk.tiles - 1);
     m_.fence_registers(state_.acc, weights_);
-    product_weights<P>(m_, state_.acc, weights_, m_.shared_address(v_tile(tile)));
+    product_weights<P>(m_, state_.acc, weights_, values());
     m_.commit_products();
     m_.template wait_products<0>(state_.acc, weights_);
+    value_ring_.release(m_);
+  }
+
+  RINGSPAN_DEVICE void wait_values(const Task& task, const Walk& walk, int tile) {
+    value_ring_.wait(m_);
+    m_.fence_async();
+    if (looks_at_values(walk, tile)) exclude_values(task, walk, tile);
   }
 
   // Scores become probabilities against the new maximum; shrink_ is what earlier sums have to be multiplied by. All of it in
@@ -189,6 +150,8 @@ class AttendWarpgroupBlock {
   RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
       if (params_.shape.softcap) return weigh<true>(task, walk, tile);
+    } else if (arguments_.score_unit == 1.0F) {
+      scale_scores();
     }
     weigh<false>(task, walk, tile);
   }
@@ -210,7 +173,7 @@ class AttendWarpgroupBlock {
         const float before = state_.max[thread][half];
         const float now = fmaxf(before, tile_max_[thread][half]);
         const float reference = now == kMinusInfinity ? 0.0F : now;  // e^(-inf - 0) = 0 for pairs without weight
-        shrink_[thread][half] = before == now ? 1.0F : M::template exp<P::kType>(before - now);
+        shrink_[thread][half] = before == now ? 1.0F : exponential(before - now);
         state_.max[thread][half] = now;
         float sum = state_.sum[thread][half] * shrink_[thread][half];
         RINGSPAN_UNROLL
@@ -218,7 +181,7 @@ class AttendWarpgroupBlock {
           RINGSPAN_UNROLL
           for (int e = 0; e < 2; ++e) {
             float& score = scores_[thread][index + e];
-            score = M::template exp<P::kType>(score - reference);
+            score = exponential(score - reference);
             sum += score;
             if constexpr (P::kOptions) {
               const bool dropped = is_set(dropped_[thread], index + e);
@@ -228,6 +191,23 @@ class AttendWarpgroupBlock {
         }
         state_.sum[thread][half] = sum;
       }
+    });
+  }
+
+  // Of a difference of scores, which are in units of arguments_.score_unit (arguments.h).
+  RINGSPAN_DEVICE float exponential(float difference) const {
+    return M::template exp2<P::kType>(difference * arguments_.exponent_unit);
+  }
+  RINGSPAN_DEVICE void scale_maxima(float factor) {
+    m_.each([&](int thread) {
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) state_.max[thread][half] *= factor;
+    });
+  }
+  RINGSPAN_DEVICE void scale_scores() {
+    m_.each([&](int thread) {
+      RINGSPAN_UNROLL
+      for (int index = 0; index < P::kCols / 2; ++index) scores_[thread][index] *= params_.scale;
     });
   }
 
@@ -248,7 +228,8 @@ class AttendWarpgroupBlock {
         RINGSPAN_UNROLL
         for (int e = 0; e < 2; ++e) {
           float& score = scores_[thread][j * 4 + half * 2 + e];
-          score = kCaps ? params_.softcap * tanh_by_parts<P, M>(score * arguments_.softcap_scale) : score * params_.scale;
+          if constexpr (kCaps) score = params_.softcap * tanh_by_parts<P, M>(score * arguments_.softcap_scale);
+          if constexpr (P::kOptions && !kCaps) score *= params_.scale;
           if constexpr (P::kOptions) score -= alibi(half, j * 8 + e);
           if constexpr (kMasked) score = visible.sees(half, j * 8 + lane.column + e) ? score : kMinusInfinity;
           largest = fmaxf(largest, score);
@@ -297,14 +278,16 @@ class AttendWarpgroupBlock {
   // Values of a tile with masked or dropped pairs, before they are multiplied.
   RINGSPAN_DEVICE void exclude_values(const Task& task, const Walk& walk, int tile) {
     exclude_non_finite<P, P::kOptions>(
-        m_, v_tile(tile), {walk.v, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc, weights_, pairs(),
+        m_, tiles_.values(value_ring_.buffer()), {walk.v, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc, weights_, tiles_.pairs(),
         flags_, [&](int thread) { return visible_columns(task, walk.begin + walk.first(tile), thread); });
   }
 
   M& m_;
   const AttendArguments& arguments_;
   const kernels::AttendParams& params_;
-  unsigned char* tiles_;
+  AttendTiles<P> tiles_;
+  TileRing<1> query_ring_;
+  TileRing<2> key_ring_, value_ring_;
   int batch_ = 0, head_ = 0, first_row_ = 0, rows_ = 0;
   StateRows<P, M> state_;
   Registers<float, P::kCols / 2> scores_;

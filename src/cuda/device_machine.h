@@ -29,7 +29,14 @@ class CudaMachine {
   template <DType kType>
   static __device__ __forceinline__ float exp(float x) {
     if constexpr (kType == DType::float32) return expf(x);
-    return __expf(x);
+    return exp2<kType>(x * 1.44269504F);  // log2(e)
+  }
+  template <DType kType>
+  static __device__ __forceinline__ float exp2(float x) {
+    if constexpr (kType == DType::float32) return exp2f(x);
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
   }
 
   static __device__ __forceinline__ int hidden(int value) {

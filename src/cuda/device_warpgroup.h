@@ -42,11 +42,30 @@
 
 namespace ringspan::cuda {
 
-template <int kBlockThreads>
-class HopperMachine : public CudaMachine<kBlockThreads> {
+// The threads of one role: kRoleThreads from number kFirstThread of the block on.
+template <int kRoleThreads, int kFirstThread = 0>
+class HopperMachine : public CudaMachine<kRoleThreads> {
  public:
   template <typename T, int kCount>
-  using Registers = typename CudaMachine<kBlockThreads>::template Registers<T, kCount>;
+  using Registers = typename CudaMachine<kRoleThreads>::template Registers<T, kCount>;
+
+  template <typename Body>
+  __device__ __forceinline__ void each(Body&& body) {
+    body(static_cast<int>(threadIdx.x) - kFirstThread);
+  }
+  // Named barriers: 0 is that of the whole block, 1 of the first role, 2 of the second; from 3 on turns.
+  __device__ __forceinline__ void sync() {
+    asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kRoleThreads) : "memory");
+  }
+  __device__ __forceinline__ bool sync_any(Registers<int, 1>& flags) {
+    int any;
+    asm volatile(
+        "{\n.reg .pred mine, all;\nsetp.ne.b32 mine, %1, 0;\nbar.red.or.pred all, %2, %3, mine;\nselp.b32 %0, 1, 0, all;\n}\n"
+        : "=r"(any)
+        : "r"(flags.values[0]), "n"(kBarrier), "n"(kRoleThreads)
+        : "memory");
+    return any != 0;
+  }
 
   static __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
@@ -78,6 +97,50 @@ class HopperMachine : public CudaMachine<kBlockThreads> {
 #if RINGSPAN_WARPGROUPS
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
+  }
+
+  static __device__ __forceinline__ void init_barrier(std::uint32_t barrier, int arrivals) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
+  }
+  static __device__ __forceinline__ void fence_barriers() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
+  __device__ __forceinline__ void arrive_threads(std::uint32_t barrier) {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
+  }
+  __device__ __forceinline__ void arrive_warps(std::uint32_t barrier) {
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) arrive_threads(barrier);
+  }
+  __device__ __forceinline__ void arrive_when_copied(std::uint32_t barrier) {
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+  }
+  __device__ __forceinline__ void wait(std::uint32_t barrier, int parity) {
+    asm volatile(
+        "{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n@!over bra again;\n}\n" ::"r"(
+            barrier),
+        "r"(parity)
+        : "memory");
+  }
+
+  // The turn is that of the first warpgroup, until it is passed.
+  __device__ __forceinline__ void begin_turns() {
+    if (warpgroup() == 1) arrive_turn(0);
+  }
+  __device__ __forceinline__ void take_turn() {
+    asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + warpgroup()), "n"(kRoleThreads) : "memory");
+  }
+  __device__ __forceinline__ void pass_turn() { arrive_turn(1 - warpgroup()); }
+  __device__ __forceinline__ void end_turns() {  // nobody may leave with a turn that waits for another
+    if (warpgroup() == 0) take_turn();
+  }
+
+  // By all threads of the role: how many registers each has from here on.
+  template <int kCount, bool kMore>
+  static __device__ __forceinline__ void limit_registers() {
+    if constexpr (kMore) {
+      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+    } else {
+      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
+    }
   }
 
   template <DType kType, int kN, Major kMajor, typename DescribeA>
@@ -139,6 +202,11 @@ class HopperMachine : public CudaMachine<kBlockThreads> {
   }
 
  private:
+  static constexpr int kBarrier = kFirstThread == 0 ? 1 : 2;
+  static constexpr int kFirstTurn = 3;
+  static __device__ __forceinline__ void arrive_turn(int warpgroup) {
+    asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + warpgroup), "n"(kRoleThreads) : "memory");
+  }
   static __device__ __forceinline__ int warpgroup() { return uniform(static_cast<int>(threadIdx.x) / kWarpgroup); }
   // The compiler may not move what touches these registers across this place.
   template <int kCount>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/attend_warpgroup_block.h"
+#include "cuda/attend_warpgroup_producer.h"
 #include "cuda/device_launch.h"
 #include "cuda/device_launch_blocks.h"
 #include "cuda/device_warpgroup.h"
@@ -12,11 +13,27 @@
 namespace ringspan::cuda {
 
 template <typename P>
-__global__ void __launch_bounds__(P::kThreads, 1) attend_warpgroup_kernel(const __grid_constant__ AttendArguments arguments) {
+__global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
+    attend_warpgroup_kernel(const __grid_constant__ AttendArguments arguments) {
 #if RINGSPAN_WARPGROUPS
   extern __shared__ __align__(16) unsigned char shared[];
-  HopperMachine<P::kThreads> machine;
-  AttendWarpgroupBlock<P, HopperMachine<P::kThreads>>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
+  using Consumers = HopperMachine<P::kThreads>;
+  using Producers = HopperMachine<P::kProducers, P::kThreads>;
+  Consumers consumers;
+  if (threadIdx.x == 0) {
+    AttendTiles<P>(consumers, shared).init_barriers(consumers);
+    Consumers::fence_barriers();
+  }
+  __syncthreads();
+  const auto block = static_cast<std::int64_t>(blockIdx.x);
+  if (threadIdx.x >= P::kThreads) {
+    Producers producers;
+    Producers::template limit_registers<kProducerRegisters, false>();
+    AttendWarpgroupProducer<P, Producers>(producers, arguments, shared).run(block);
+  } else {
+    Consumers::template limit_registers<kConsumerRegisters, true>();
+    AttendWarpgroupBlock<P, Consumers>(consumers, arguments, shared).run(block);
+  }
 #endif
 }
 
@@ -34,7 +51,7 @@ template <DType kType>
 cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
   return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto policy, auto) {
     using P = decltype(policy);
-    return launch_blocks(&attend_warpgroup_kernel<P>, arguments, blocks, P::kThreads, P::kForwardBytes, stream);
+    return launch_blocks(&attend_warpgroup_kernel<P>, arguments, blocks, P::kThreads + P::kProducers, P::kForwardBytes, stream);
   });
 }
 

@@ -32,6 +32,10 @@ class EmulatedMachine {
   static float exp(float x) {
     return std::exp(x);
   }
+  template <DType kType>
+  static float exp2(float x) {
+    return std::exp2(x);
+  }
 
   static int hidden(int value) { return value; }
 

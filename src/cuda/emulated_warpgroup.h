@@ -1,9 +1,9 @@
 // EmulatedHopperMachine: warpgroup products and asynchronous copies on a CPU, in lockstep; see warpgroup.h.
 //
-// What is asynchronous happens as late as the rules allow: copies arrive when they are waited for, products read shared memory
-// and registers when they are waited for. And each 16 bytes of shared memory and each set of registers knows what has been done
-// to it, so that a broken rule throws std::logic_error where it is broken, not as a wrong number later. Sums are float32, in
-// ascending order of the inner dimension (tensor cores leave theirs open).
+// What is asynchronous happens as late as the rules allow: copies arrive when they are waited for (emulated_block.h), products
+// read shared memory and registers when they are waited for. And each 16 bytes of shared memory and each set of registers knows
+// what has been done to it, so that a broken rule throws std::logic_error where it is broken, not as a wrong number later. Sums
+// are float32, in ascending order of the inner dimension (tensor cores leave theirs open).
 #pragma once
 
 #include <algorithm>
@@ -14,19 +14,15 @@
 #include <vector>
 
 #include "cuda/block_parts.h"
+#include "cuda/emulated_block.h"
 #include "cuda/emulated_machine.h"
 #include "cuda/warpgroup.h"
 
 namespace ringspan::cuda {
 
-inline void require(bool holds, const char* rule) {
-  if (!holds) throw std::logic_error(std::string("emulated Hopper block: ") + rule);
-}
-
 template <int kBlockThreads>
 class EmulatedHopperMachine {
   static_assert(kBlockThreads % kWarpgroup == 0);
-  static constexpr std::uint32_t kBase = 16;  // where shared memory begins: nothing may rely on more than is asked for
 
  public:
   static constexpr int kThreads = kBlockThreads;
@@ -48,7 +44,8 @@ class EmulatedHopperMachine {
     bool touched = true;  // since the last fence
   };
 
-  EmulatedHopperMachine(unsigned char* shared, int bytes) : shared_(shared), chunks_(static_cast<std::size_t>(bytes) / 16) {}
+  // One role of the block.
+  explicit EmulatedHopperMachine(EmulatedBlock& block, int role = 0) : block_(block), role_(role) {}
 
   template <DType kType>
   static std::uint32_t pack(float low, float high) {
@@ -58,17 +55,16 @@ class EmulatedHopperMachine {
   static float exp(float x) {
     return std::exp(x);
   }
+  template <DType kType>
+  static float exp2(float x) {
+    return std::exp2(x);
+  }
 
   template <typename Body>
   void each(Body&& body) {
     for (int thread = 0; thread < kThreads; ++thread) body(thread);
   }
-  void sync() {
-    for (Chunk16& chunk : chunks_) {
-      chunk.read = false;
-      if (!chunk.copying) chunk.unsynced = false;
-    }
-  }
+  void sync() { block_.sync(role_); }
   bool sync_any(Registers<int, 1>& flags) {
     sync();
     bool any = false;
@@ -84,9 +80,7 @@ class EmulatedHopperMachine {
     reduce(r, [](float a, float b) { return a + b; });
   }
 
-  std::uint32_t shared_address(const void* p) const {
-    return static_cast<std::uint32_t>(static_cast<const unsigned char*>(p) - shared_) + kBase;
-  }
+  std::uint32_t shared_address(const void* p) const { return block_.address_of(p); }
 
   static int uniform(int value) { return value; }
   static float reciprocal(float x) { return 1.0F / x; }
@@ -94,44 +88,35 @@ class EmulatedHopperMachine {
 
   void copy_async(int, void* to, const void* from, bool valid) {
     require(reinterpret_cast<std::uintptr_t>(from) % 16 == 0, "cp.async takes 16 aligned bytes");
-    Chunk16& chunk = begin_write(to);
-    chunk.copying = true;
-    std::memset(to, 0xff, 16);
-    Copy copy{to, {}};
-    if (valid) std::memcpy(copy.data, from, 16);
-    copies_.back().push_back(copy);
+    block_.begin_copy(role_, to, valid ? from : nullptr);
   }
-  void commit_copies() { copies_.emplace_back(); }
+  void commit_copies() { block_.commit_copies(role_); }
   template <int kPending>
   void wait_copies() {
-    require(copies_.back().empty(), "copies are waited for that were not committed");
-    while (copies_.size() > kPending + 1) {
-      for (const Copy& copy : copies_.front()) {
-        std::memcpy(copy.to, copy.data, 16);
-        chunk_at(address_of(copy.to)).copying = false;
-      }
-      copies_.pop_front();
-    }
+    block_.wait_copies(role_, kPending);
   }
   void store_shared(int, void* to, const Chunk& value) {
-    begin_write(to);
+    block_.begin_write(role_, shared_address(to));
     std::memcpy(to, &value, 16);
   }
   Chunk load_shared(int, const void* from) {
-    const Chunk16& chunk = chunk_at(address_of(from));
-    require(!chunk.copying, "shared memory is read before its copy was waited for");
-    require(!chunk.unsynced, "shared memory is read without a barrier since it was written");
+    block_.check_load(role_, shared_address(from));
     Chunk value;
     std::memcpy(&value, from, 16);
     return value;
   }
-  void fence_async() {
-    for (Chunk16& chunk : chunks_) {
-      if (chunk.copying || !chunk.unfenced) continue;
-      chunk.unfenced = false;
-      chunk.unsynced = true;  // a barrier has to follow the fence
-    }
-  }
+  void fence_async() { block_.fence_async(role_); }
+
+  void init_barrier(std::uint32_t barrier, int arrivals) { block_.init_barrier(barrier, arrivals); }
+  void arrive_threads(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads); }
+  void arrive_warps(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads / 32); }
+  void arrive_when_copied(std::uint32_t barrier) { block_.arrive_when_copied(role_, barrier, kThreads); }
+  void wait(std::uint32_t barrier, int parity) { block_.wait(role_, barrier, parity); }
+  // Warpgroups of a role run in lockstep.
+  void begin_turns() {}
+  void take_turn() {}
+  void pass_turn() {}
+  void end_turns() {}
 
   template <DType kType, int kN, Major kMajor, typename DescribeA>
   void multiply(Registers<float, kN / 2>& c, DescribeA&& describe_a, std::uint64_t b, int accumulate) {
@@ -193,7 +178,7 @@ class EmulatedHopperMachine {
     while (products_.size() > kPending + 1) {
       for (Product& product : products_.front()) {
         product.run();
-        for (const std::uint32_t chunk : product.reads) --chunks_[chunk].readers, chunks_[chunk].read = true;
+        block_.end_product(role_, product.reads);
         for (int* users : product.users) --*users;
       }
       products_.pop_front();
@@ -202,37 +187,11 @@ class EmulatedHopperMachine {
   }
 
  private:
-  struct Chunk16 {
-    bool written = false;   // ever
-    bool copying = false;   // a copy has not been waited for
-    bool unsynced = false;  // no barrier since it was written, or fenced
-    bool unfenced = false;  // the async proxy does not see what was written
-    bool read = false;      // by a product, with no barrier since
-    int readers = 0;        // products that have not been waited for
-  };
-  struct Copy {
-    void* to;
-    unsigned char data[16];
-  };
   struct Product {
     std::function<void()> run;
     std::vector<std::uint32_t> reads;
     std::vector<int*> users;
   };
-
-  std::uint32_t address_of(const void* p) const { return shared_address(p) - kBase; }
-  Chunk16& chunk_at(std::uint32_t offset) {
-    require(offset % 16 == 0 && offset / 16 < chunks_.size(), "an address outside of shared memory, or not of 16 bytes");
-    return chunks_[offset / 16];
-  }
-  Chunk16& begin_write(const void* to) {
-    Chunk16& chunk = chunk_at(address_of(to));
-    require(chunk.readers == 0, "shared memory is written that an unfinished product reads");
-    require(!chunk.read, "shared memory is written without a barrier since a product read it");
-    require(!chunk.copying, "shared memory is written while a copy to it is under way");
-    chunk.written = chunk.unsynced = chunk.unfenced = true;
-    return chunk;
-  }
 
   // Where an element lies: rows are M or N, k is the inner dimension. Canonical layouts of the 128-byte swizzle, in 16 bytes:
   //   K dense   ((8, m), 2) : ((8, stride), 1)      MN dense   ((8, m), (8, 2)) : ((1, leading), (8, stride))
@@ -255,26 +214,17 @@ class EmulatedHopperMachine {
   template <DType kType>
   float element(std::uint64_t descriptor, Major major, int row, int k) const {
     std::uint16_t bits = 0;
-    std::memcpy(&bits, shared_ + (element_address(descriptor, major, row, k) - kBase), 2);
+    std::memcpy(&bits, block_.at(element_address(descriptor, major, row, k)), 2);
     return kernels::Storage<kType>::load(bits);
   }
 
-  // Chunks of an operand, checked as it is issued.
-  std::vector<std::uint32_t> reads_of(std::uint64_t descriptor, Major major, int rows) {
+  // Chunks of an operand.
+  static std::vector<std::uint32_t> reads_of(std::uint64_t descriptor, Major major, int rows) {
     std::vector<std::uint32_t> reads;
     const int row_step = major == Major::k ? 1 : 8;
     const int k_step = major == Major::k ? 8 : 1;
     for (int row = 0; row < rows; row += row_step) {
-      for (int k = 0; k < 16; k += k_step) {
-        const std::uint32_t offset = element_address(descriptor, major, row, k) - kBase;
-        require(offset / 16 < chunks_.size(), "a product reads outside of shared memory");
-        const Chunk16& chunk = chunks_[offset / 16];
-        require(chunk.written, "a product reads shared memory that was never written");
-        require(!chunk.copying, "a product reads shared memory before its copy was waited for");
-        require(!chunk.unfenced, "a product reads shared memory without fence_async() since it was written");
-        require(!chunk.unsynced, "a product reads shared memory without a barrier after fence_async()");
-        reads.push_back(offset / 16);
-      }
+      for (int k = 0; k < 16; k += k_step) reads.push_back(element_address(descriptor, major, row, k));
     }
     return reads;
   }
@@ -286,7 +236,7 @@ class EmulatedHopperMachine {
     product.users.push_back(&group.users);
   }
   void issue(Product&& product) {
-    for (const std::uint32_t chunk : product.reads) ++chunks_[chunk].readers;
+    block_.begin_product(role_, product.reads);
     products_.back().push_back(std::move(product));
   }
 
@@ -323,9 +273,8 @@ class EmulatedHopperMachine {
     }
   }
 
-  unsigned char* shared_;
-  std::vector<Chunk16> chunks_;
-  std::deque<std::vector<Copy>> copies_ = std::deque<std::vector<Copy>>(1);  // groups; the last one is open
+  EmulatedBlock& block_;
+  const int role_;
   std::deque<std::vector<Product>> products_ = std::deque<std::vector<Product>>(1);
 };
 

@@ -9,6 +9,7 @@
 #include <random>
 
 #include "cuda/tile_policy.h"
+#include "cuda/tile_ring.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -60,8 +61,9 @@ struct World {
   }
 
   std::vector<std::uint16_t> a, b;
-  std::vector<unsigned char> shared = std::vector<unsigned char>(2 * 128 * 256 + 1024);
-  Machine machine{shared.data(), static_cast<int>(shared.size())};
+  std::vector<unsigned char> shared = std::vector<unsigned char>(2 * 128 * 256 + 1088);
+  EmulatedBlock block{shared.data(), static_cast<int>(shared.size())};
+  Machine machine{block};
   Machine::Registers<float, 64> c;
   Machine::Registers<std::uint32_t, 32> w;
 };
@@ -258,6 +260,143 @@ TEST(EmulatedWarpgroup, RulesOfRegisters) {
                 w.machine.wait_products<0>(w.c);
               }),
               ::testing::HasSubstr("not committed"));
+}
+
+// A role that copies tiles of B, two buffers in turn, and one that multiplies A by each.
+struct Roles : World {
+  static constexpr int kTiles = 5;
+  using Producer = EmulatedHopperMachine<128>;
+
+  Roles() {
+    TileRing<1>(address(0)).init(machine, 128, kThreads / 32);
+    TileRing<2>(address(1)).init(machine, 128, kThreads / 32);
+  }
+  std::uint32_t address(int ring) { return block.address_of(b_tile() + 2 * 64 * 256) + static_cast<std::uint32_t>(ring) * 16; }
+  unsigned char* buffer(int index) { return b_tile() + index * 64 * 256; }
+
+  virtual void produce() {
+    TileRing<1> a_ring(address(0));
+    a_ring.publish(producer, copy_tile<128, 128, std::uint16_t>(producer, a_tile(), rows(a), 0, 128, 128));
+    TileRing<2> ring(address(1));
+    for (int tile = 0; tile < kTiles; ++tile) produce(ring, tile);
+  }
+  virtual void produce(TileRing<2>& ring, int tile) {
+    ring.acquire(producer);
+    ring.publish(producer, copy_b(ring, tile));
+  }
+  bool copy_b(const TileRing<2>& ring, int tile) {  // every other one element by element
+    const RowsView<const std::uint16_t> from = {b.data() + tile % 2, 128};
+    return copy_tile<64, 128, std::uint16_t>(producer, buffer(ring.buffer()), from, 0, 64, 128);
+  }
+
+  virtual void consume() {
+    TileRing<1>(address(0)).wait(machine);
+    TileRing<2> ring(address(1));
+    for (int tile = 0; tile < kTiles; ++tile) consume(ring, tile);
+  }
+  virtual void consume(TileRing<2>& ring, int tile) {
+    ring.wait(machine);
+    machine.fence_async();
+    begin_product(ring);
+    machine.wait_products<0>(sums);
+    ring.release(machine);
+    expect_sums(tile);
+  }
+  void begin_product(const TileRing<2>& ring) {
+    machine.fence_registers(sums);
+    product_rows<WarpgroupBackward<DType::bfloat16, 128, false>>(machine, sums, block.address_of(a_tile()),
+                                                                 block.address_of(buffer(ring.buffer())));
+    machine.commit_products();
+  }
+  void expect_sums(int tile) {
+    for (int thread = 0; thread < kThreads; ++thread) {
+      const Lane lane = lane_of(thread);
+      float expected = 0;
+      for (int k = 0; k < 128; ++k) {
+        expected += value(a, lane.row, k) * value(b, 0, lane.column * 128 + tile % 2 + k);
+      }
+      ASSERT_EQ(sums[thread][0], expected) << tile << ' ' << thread;
+    }
+    ++multiplied;
+  }
+
+  std::string broken_rule() {
+    try {
+      block.run_roles([&] { consume(); }, [&] { produce(); });
+    } catch (const std::logic_error& error) {
+      return error.what();
+    }
+    return {};
+  }
+
+  virtual ~Roles() = default;
+  Producer producer{block, 1};
+  Machine::Registers<float, 32> sums;
+  int multiplied = 0;
+};
+
+TEST(EmulatedRoles, TilesGoThroughRings) {
+  const auto roles = std::make_unique<Roles>();
+  EXPECT_THAT(roles->broken_rule(), ::testing::IsEmpty());
+  EXPECT_EQ(roles->multiplied, Roles::kTiles);
+}
+
+template <typename Broken>
+std::string rule_of_roles() {
+  return std::make_unique<Broken>()->broken_rule();
+}
+
+TEST(EmulatedRoles, RulesOfRings) {
+  struct WithoutFence : Roles {
+    void consume(TileRing<2>& ring, int) override { ring.wait(machine), begin_product(ring); }
+  };
+  EXPECT_THAT(rule_of_roles<WithoutFence>(), ::testing::HasSubstr("without fence_async"));
+  struct FenceBeforeWait : Roles {
+    void consume(TileRing<2>& ring, int) override { machine.fence_async(), ring.wait(machine), begin_product(ring); }
+  };
+  EXPECT_THAT(rule_of_roles<FenceBeforeWait>(), ::testing::HasSubstr("without fence_async"));
+  struct WithoutWait : Roles {
+    void consume(TileRing<2>& ring, int) override { machine.fence_async(), begin_product(ring); }
+  };
+  EXPECT_THAT(rule_of_roles<WithoutWait>(), ::testing::HasSubstr("a product reads shared memory"));
+  struct WithoutAcquire : Roles {
+    void produce(TileRing<2>& ring, int tile) override { ring.publish(producer, copy_b(ring, tile)); }
+  };
+  EXPECT_THAT(rule_of_roles<WithoutAcquire>(), ::testing::HasSubstr("shared memory is written while a copy"));
+  struct ArrivesBeforeCopies : Roles {
+    void produce(TileRing<2>& ring, int tile) override {
+      ring.acquire(producer);
+      copy_b(ring, tile);
+      ring.publish(producer, false);
+    }
+  };
+  EXPECT_THAT(rule_of_roles<ArrivesBeforeCopies>(), ::testing::HasSubstr("before its copy was waited for"));
+}
+
+TEST(EmulatedRoles, RulesOfReleases) {
+  struct ReleasesEarly : Roles {
+    void consume(TileRing<2>& ring, int) override {
+      ring.wait(machine);
+      machine.fence_async();
+      begin_product(ring);
+      ring.release(machine);
+      if (ring.buffer() == 0) machine.wait_products<0>(sums);
+    }
+  };
+  EXPECT_THAT(rule_of_roles<ReleasesEarly>(), ::testing::HasSubstr("since a product read it"));
+  struct NeverReleases : Roles {
+    void consume(TileRing<2>& ring, int) override { ring.wait(machine); }
+    void consume() override { Roles::consume(), TileRing<2>(address(1)).wait(machine), block.wait(0, address(1), 1); }
+  };
+  EXPECT_THAT(rule_of_roles<NeverReleases>(), ::testing::HasSubstr("roles wait for each other"));
+  struct ReleasesTwice : Roles {
+    void consume(TileRing<2>& ring, int) override {
+      ring.wait(machine);
+      for (int i = 0; i < 2; ++i) machine.arrive_warps(address(1) + 8);
+      machine.arrive_threads(address(1) + 8);
+    }
+  };
+  EXPECT_THAT(rule_of_roles<ReleasesTwice>(), ::testing::HasSubstr("more arrivals"));
 }
 
 }  // namespace

@@ -6,6 +6,7 @@
 
 #include "cuda/attend_block.h"
 #include "cuda/attend_warpgroup_block.h"
+#include "cuda/attend_warpgroup_producer.h"
 #include "cuda/emulated_machine.h"
 #include "cuda/emulated_warpgroup.h"
 #include "cuda/gradient_block.h"
@@ -36,9 +37,22 @@ void run_warpgroup_block(const AttendArguments& arguments, std::int64_t block, i
   using Machine = EmulatedHopperMachine<P::kThreads>;
   std::vector<Chunk> shared = shared_memory(shared_bytes);
   auto* const bytes = reinterpret_cast<unsigned char*>(shared.data());
-  Machine machine(bytes, shared_bytes);
+  EmulatedBlock emulated(bytes, shared_bytes);
+  Machine machine(emulated);
   const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, bytes);
   program->run(block);
+}
+template <typename P>
+void run_attend_warpgroups(const AttendArguments& arguments, std::int64_t block) {
+  std::vector<Chunk> shared = shared_memory(P::kForwardBytes);
+  auto* const bytes = reinterpret_cast<unsigned char*>(shared.data());
+  EmulatedBlock emulated(bytes, P::kForwardBytes);
+  EmulatedHopperMachine<P::kThreads> consumers(emulated, 0);
+  EmulatedHopperMachine<P::kProducers> producers(emulated, 1);
+  AttendTiles<P>(consumers, bytes).init_barriers(consumers);
+  const auto consume = std::make_unique<AttendWarpgroupBlock<P, decltype(consumers)>>(consumers, arguments, bytes);
+  AttendWarpgroupProducer<P, decltype(producers)> produce(producers, arguments, bytes);
+  emulated.run_roles([&] { consume->run(block); }, [&] { produce.run(block); });
 }
 
 template <typename P, typename M>
@@ -153,7 +167,7 @@ void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, Threa
       [&](std::int64_t block, int) {
         if (arguments.kernel == TileKernel::wgmma) {
           return with_warpgroup_policies(arguments.params.shape, [&](auto policy, auto) {
-            run_warpgroup_block<AttendWarpgroupBlock, decltype(policy)>(arguments, block, decltype(policy)::kForwardBytes);
+            run_attend_warpgroups<decltype(policy)>(arguments, block);
           });
         }
         with_policy(arguments.params.shape, [&](auto policy) {

@@ -16,7 +16,8 @@
 //                              at(thread), the address of row i % 8 of matrix i / 8 (16 bytes, aligned)
 //   mma<kType>(c, j, a, b, i)  C += A B, m16n8k16, 16-bit operands, float32 sums: C is c[thread][4 j .. 4 j + 3], A is a, B is
 //                              b[thread][2 i .. 2 i + 1]
-//   pack<kType>(low, high)     two floats rounded to 16 bits; exp<kType>(x), as exact as results of that type need
+//   pack<kType>(low, high)     two floats rounded to 16 bits; exp<kType>(x), exp2<kType>(x), as exact as results of that type
+//                              need: for 16 bits, denormal results are 0
 //   quad_max(r), quad_sum(r)   over the four threads that hold one row of a C fragment, for every element of r
 // All but each() are called by the whole block at once: control flow around them must be the same for all threads.
 //

@@ -56,6 +56,9 @@ inline void set_params(AttendArguments& arguments, const kernels::AttendParams& 
     arguments.keep = 1.0F / (1.0F - params.dropout);
   }
   if (params.shape.softcap) arguments.softcap_scale = params.scale / params.softcap;
+  const bool options = params.shape.softcap || params.shape.alibi || params.shape.dropout;
+  if (!options && params.scale > 0x1p-40F && params.scale < 0x1p+40F) arguments.score_unit = params.scale;
+  arguments.exponent_unit = arguments.score_unit * 1.44269504F;  // log2(e)
 }
 
 // What the host has to know of the policy: rows of a block, its shared memory in bytes, whether dk and dv come from one pass.

@@ -35,7 +35,8 @@ struct TilePolicy {
   static constexpr int kBackwardBytes = 2 * kRowTileBytes + 2 * kColTileBytes + kStageBytes + 2 * kCols * 4;
 };
 
-// For warpgroups (sm_90a, warpgroup.h): two of them, with 64 rows each; tiles of the other side have kCols rows.
+// For warpgroups (sm_90a, warpgroup.h): two of them multiply, with 64 rows each; tiles of the other side have kCols rows. In
+// attend a third one copies.
 // kDim is 64 or 128. kOptions: with softcap, ALiBi and dropout, whichever the shape has, in kernels of their own.
 template <DType kDType, int kPaddedDim, int kColumns, bool kHasOptions>
 struct WarpgroupPolicy {
@@ -44,18 +45,22 @@ struct WarpgroupPolicy {
   static constexpr DType kType = kDType;
   static constexpr bool kOptions = kHasOptions;
   static constexpr int kDim = kPaddedDim;
-  static constexpr int kThreads = 256;
+  static constexpr int kThreads = 256;  // that multiply
+  static constexpr int kProducers = 128;
   static constexpr int kRows = 128;
   static constexpr int kCols = kColumns;
 
   static constexpr int kRowTileBytes = kRows * kDim * 2;
   static constexpr int kColTileBytes = kCols * kDim * 2;
-  // Two buffers of two tiles, a byte per pair, and room to begin at a multiple of 1,024.
-  static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kRows * kCols + 1024;
+  // Two buffers of two tiles, a byte per pair, ten barriers, and room to begin at a multiple of 1,024.
+  static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kRows * kCols + 80 + 1024;
   // Two tiles of rows; three buffers of two tiles with lse and delta.
   static constexpr int kBackwardBytes = 2 * kRowTileBytes + 6 * kColTileBytes + kRows * kCols + 6 * kCols * 4 + 1024;
 };
-// Scores, sums and packed weights of a thread have to fit into 255 registers: kCols is what does.
+// Registers of a thread, of those that copy and those that multiply: a block has 65,536. Scores, sums and packed weights have
+// to fit into them: kCols is what does.
+inline constexpr int kProducerRegisters = 24;
+inline constexpr int kConsumerRegisters = 240;
 template <DType kDType, int kPaddedDim, bool kOptions>
 using WarpgroupForward = WarpgroupPolicy<kDType, kPaddedDim, 128, kOptions>;
 template <DType kDType, int kPaddedDim, bool kOptions>

@@ -21,10 +21,22 @@
 //   fence_registers(r...)        wgmma.fence, before products whose registers r were touched
 //   commit_products(), wait_products<n>(r...)               groups of products; r: what may be touched again
 //
+// Roles: warpgroups of one block may run different programs, each with a machine of its own, to which the above belongs
+// (sync() meets the role's threads, thread numbers begin at 0). They meet at barriers (mbarrier), 8 bytes of shared memory that
+// the block initialises before its roles begin; a phase is over when all arrivals have come.
+//   init_barrier(address, arrivals)                         by one thread
+//   arrive_threads(b), arrive_warps(b)                      an arrival of each thread; of each warp
+//   arrive_when_copied(b)                                   of each thread, when all copies that it began have arrived
+//   wait(b, parity)                                         until the phase with this parity, the first has 0, is over
+//   begin_turns(); take_turn(), pass_turn(); end_turns()    of the two warpgroups of a role, one at a time runs from take_turn()
+//                                                           to pass_turn(), equally often; for speed, not for order
+//
 // Rules (PTX ISA, "Async proxy", "wgmma.fence", "wgmma.wait_group"), each of which the emulation checks:
 //   - products read shared memory through the async proxy. cp.async and ordinary stores write through the generic one, so the
-//     writing thread waits for its copies, fences (fence_async) and only then meets the others at sync()
-//   - a buffer may be written again after the products that read it were waited for, by all threads (sync)
+//     writing thread waits for its copies, fences (fence_async) and only then meets the others at sync(). Where another role
+//     wrote, each reading thread fences after its wait()
+//   - a buffer may be written again after the products that read it were waited for, by all threads (sync), or by those of
+//     every warp that then arrived at the barrier which the writer waits for
 //   - accumulators and A in registers are not touched from a product to its wait, and after a touch comes fence_registers()
 #pragma once
 

@@ -10,9 +10,10 @@
 namespace ringspan::cuda {
 
 // kRows rows from `first` on, `valid` of them with `width` elements, zeros elsewhere: by asynchronous copies of 16 bytes where
-// rows begin and end at multiples of 16 bytes, element by element elsewhere. No barrier; in the open group of copies.
+// rows begin and end at multiples of 16 bytes, element by element elsewhere. No barrier; in the open group of copies. Returns
+// whether it was by copies.
 template <int kRows, int kDim, typename Element, typename M>
-RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element> rows, std::int64_t first, int valid,
+RINGSPAN_DEVICE bool copy_tile(M& m, unsigned char* tile, RowsView<const Element> rows, std::int64_t first, int valid,
                                int width) {
   constexpr int kChunks = kDim / 8;
   static_assert(kRows * kChunks % M::kThreads == 0);
@@ -46,6 +47,7 @@ RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element
       }
     }
   });
+  return aligned;
 }
 
 template <typename P, typename M>

@@ -1,0 +1,64 @@
+// The warpgroup of attend's program (attend_warpgroup_block.h) that copies queries, keys and values into shared memory, in the
+// order in which buffers become free: keys j + 1 before values j, and the first ones of the next task while the last of this are
+// still in use.
+#pragma once
+
+#include "cuda/attend_warpgroup_walk.h"
+#include "cuda/warpgroup_tile.h"
+
+namespace ringspan::cuda {
+
+template <typename P, typename M>
+class AttendWarpgroupProducer {
+ public:
+  using Element = typename P::Element;
+  using Task = kernels::AttendTask;
+  using Walk = AttendWalk<P, M>;
+
+  RINGSPAN_DEVICE AttendWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared)
+      : m_(m),
+        arguments_(arguments),
+        tiles_(m, shared),
+        query_ring_(tiles_.query_ring()),
+        key_ring_(tiles_.key_ring()),
+        value_ring_(tiles_.value_ring()) {}
+
+  RINGSPAN_DEVICE void run(std::int64_t block) {
+    const AttendWork work = AttendWork::template of<P>(arguments_, block);
+    for (const Task* task = work.first_task; task != work.end_task; ++task) {
+      if (work.begins_queries(task)) copy_queries(work, *task);
+      const Walk walk = Walk::of(work, *task, arguments_.params.shape.group);
+      for (int tile = 0; tile < walk.tiles; ++tile) {
+        copy_keys(walk, tile);
+        if (tile > 0) copy_values(walk, tile - 1);
+      }
+      if (walk.tiles > 0) copy_values(walk, walk.tiles - 1);
+    }
+  }
+
+ private:
+  RINGSPAN_DEVICE void copy_queries(const AttendWork& work, const Task& task) {
+    query_ring_.acquire(m_);
+    const auto rows = view_of<const Element>(task.q, work.batch, work.head);
+    query_ring_.publish(m_, copy_tile<P::kRows, P::kDim, Element>(m_, tiles_.queries(), rows, work.first_row, work.rows,
+                                                                  arguments_.params.shape.head_dim));
+  }
+  RINGSPAN_DEVICE void copy_keys(const Walk& walk, int tile) {
+    key_ring_.acquire(m_);
+    key_ring_.publish(m_, copy_tile<P::kCols, P::kDim, Element>(m_, tiles_.keys(key_ring_.buffer()), walk.k, walk.first(tile),
+                                                                walk.valid(tile), arguments_.params.shape.head_dim));
+  }
+  RINGSPAN_DEVICE void copy_values(const Walk& walk, int tile) {
+    value_ring_.acquire(m_);
+    value_ring_.publish(m_, copy_tile<P::kCols, P::kDim, Element>(m_, tiles_.values(value_ring_.buffer()), walk.v, walk.first(tile),
+                                                                  walk.valid(tile), arguments_.params.shape.head_dim_v));
+  }
+
+  M& m_;
+  const AttendArguments& arguments_;
+  AttendTiles<P> tiles_;
+  TileRing<1> query_ring_;
+  TileRing<2> key_ring_, value_ring_;
+};
+
+}  // namespace ringspan::cuda

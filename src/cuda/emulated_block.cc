@@ -1,0 +1,210 @@
+#include "cuda/emulated_block.h"
+
+#include <algorithm>
+#include <cstring>
+#include <thread>
+
+namespace ringspan::cuda {
+namespace {
+
+struct Abandoned {};  // the other role has failed
+
+}  // namespace
+
+EmulatedBlock::Chunk16& EmulatedBlock::chunk(std::uint32_t address) {
+  const std::uint32_t offset = address - kBase;
+  require(offset % 16 == 0 && offset / 16 < chunks_.size(), "an address outside of shared memory, or not of 16 bytes");
+  return chunks_[offset / 16];
+}
+
+void EmulatedBlock::begin_write(int role, std::uint32_t address) {
+  Chunk16& c = chunk(address);
+  require(c.readers == 0, "shared memory is written that an unfinished product reads");
+  require(c.reader == role ? !c.unsynced_read : knows(role, c.reader, c.read_at),
+          "shared memory is written without a barrier since a product read it");
+  require(!c.copying, "shared memory is written while a copy to it is under way");
+  require(knows(role, c.writer, c.written_at), "shared memory is written without a barrier since another role wrote it");
+  c.unsynced = c.unfenced = true;
+  c.writer = role;
+  c.written_at = known_[role][role];
+}
+
+void EmulatedBlock::check_load(int role, std::uint32_t address) {
+  const Chunk16& c = chunk(address);
+  require(!c.copying, "shared memory is read before its copy was waited for");
+  require(c.writer == role ? !c.unsynced : knows(role, c.writer, c.written_at),
+          "shared memory is read without a barrier since it was written");
+}
+
+void EmulatedBlock::begin_product(int role, std::span<const std::uint32_t> reads) {
+  for (const std::uint32_t address : reads) {
+    Chunk16& c = chunk(address);
+    require(c.written_at != 0, "a product reads shared memory that was never written");
+    require(!c.copying, "a product reads shared memory before its copy was waited for");
+    require(!c.unfenced, "a product reads shared memory without fence_async() since it was written");
+    require(c.writer == role ? !c.unsynced : knows(role, c.writer, c.written_at),
+            "a product reads shared memory without a barrier after fence_async()");
+  }
+  for (const std::uint32_t address : reads) ++chunk(address).readers;
+}
+
+void EmulatedBlock::end_product(int role, std::span<const std::uint32_t> reads) {
+  for (const std::uint32_t address : reads) {
+    Chunk16& c = chunk(address);
+    --c.readers;
+    c.unsynced_read = true;
+    c.reader = role;
+    c.read_at = known_[role][role];
+  }
+}
+
+// By the threads that wrote, before they meet those that multiply; or by all threads that multiply, of what they know to be
+// written: then it is as if each had written it itself.
+void EmulatedBlock::fence_async(int role) {
+  for (Chunk16& c : chunks_) {
+    if (c.copying || !c.unfenced) continue;
+    if (c.writer == role) {
+      c.unsynced = true;
+    } else if (knows(role, c.writer, c.written_at)) {
+      c.unsynced = false;
+      c.writer = role;
+    } else {
+      continue;
+    }
+    c.unfenced = false;
+    c.written_at = known_[role][role];
+  }
+}
+
+void EmulatedBlock::sync(int role) {
+  for (Chunk16& c : chunks_) {
+    if (c.reader == role) c.unsynced_read = false;
+    if (c.writer == role && !c.copying) c.unsynced = false;
+  }
+}
+
+void EmulatedBlock::begin_copy(int role, void* to, const void* from_or_null) {
+  const std::uint32_t address = address_of(to);
+  begin_write(role, address);
+  chunk(address).copying = true;
+  std::memset(to, 0xff, 16);
+  Event event{.kind = Event::copy, .to = to, .barrier = 0, .arrivals = 0};
+  if (from_or_null != nullptr) std::memcpy(event.data.data(), from_or_null, 16);
+  under_way_[role].push_back(event);
+}
+
+void EmulatedBlock::finish_event(int role) {
+  const Event event = under_way_[role].front();
+  under_way_[role].pop_front();
+  if (event.kind == Event::copy) {
+    std::memcpy(event.to, event.data.data(), 16);
+    chunk(address_of(event.to)).copying = false;
+  } else if (event.kind == Event::arrival) {
+    arrive(barrier_at(event.barrier), event.clock, event.arrivals);
+  }
+}
+
+void EmulatedBlock::wait_copies(int role, int pending_groups) {
+  std::deque<Event>& events = under_way_[role];
+  require(events.empty() || events.back().kind != Event::copy, "copies are waited for that were not committed");
+  auto groups = std::count_if(events.begin(), events.end(), [](const Event& event) { return event.kind == Event::commit; });
+  while (groups > pending_groups) {
+    if (events.front().kind == Event::commit) --groups;
+    finish_event(role);
+  }
+}
+
+void EmulatedBlock::init_barrier(std::uint32_t barrier, int arrivals) {
+  require(barrier % 8 == 0, "a barrier lies at a multiple of 8 bytes");
+  barriers_[barrier] = {.expected = arrivals, .pending = arrivals};
+}
+
+EmulatedBlock::Barrier& EmulatedBlock::barrier_at(std::uint32_t address) {
+  const auto found = barriers_.find(address);
+  require(found != barriers_.end(), "a barrier was not initialised");
+  return found->second;
+}
+
+void EmulatedBlock::arrive(Barrier& barrier, const Clock& clock, int arrivals) {
+  require(barrier.pending >= arrivals, "more arrivals at a barrier than its phase has");
+  for (int role = 0; role < kRoles; ++role) barrier.arriving[role] = std::max(barrier.arriving[role], clock[role]);
+  barrier.pending -= arrivals;
+  if (barrier.pending > 0) return;
+  barrier.pending = barrier.expected;
+  barrier.released = barrier.arriving;
+  ++barrier.phases;
+  ++arrivals_;
+}
+
+void EmulatedBlock::arrive(int role, std::uint32_t barrier, int arrivals) {
+  arrive(barrier_at(barrier), known_[role], arrivals);
+  ++known_[role][role];
+}
+
+void EmulatedBlock::arrive_when_copied(int role, std::uint32_t barrier, int arrivals) {
+  under_way_[role].push_back({Event::arrival, nullptr, {}, barrier, arrivals, known_[role]});
+  ++known_[role][role];
+}
+
+void EmulatedBlock::wait(int role, std::uint32_t address, int parity) {
+  Barrier& barrier = barrier_at(address);
+  // Parity p waits for phases p, p + 2, ...: it is over while the present phase has the other parity.
+  while (barrier.phases % 2 == static_cast<std::uint64_t>(parity)) pass_turn(role);
+  for (int other = 0; other < kRoles; ++other) known_[role][other] = std::max(known_[role][other], barrier.released[other]);
+}
+
+// Copies of any role until a barrier's phase is over.
+bool EmulatedBlock::finish_copies() {
+  const std::uint64_t before = arrivals_;
+  for (int role = 0; role < kRoles; ++role) {
+    while (!under_way_[role].empty() && arrivals_ == before) finish_event(role);
+  }
+  return arrivals_ != before;
+}
+
+// The role cannot go on: the other one's turn, or, where it cannot either, that of the copies.
+void EmulatedBlock::pass_turn(int role) {
+  const int other = 1 - role;
+  stuck_at_[role] = arrivals_;
+  if (over_[other] || stuck_at_[other] == arrivals_) {
+    require(finish_copies(), "roles wait for each other, or for an arrival that never comes");
+    return;
+  }
+  std::unique_lock lock(mutex_);
+  turn_ = other;
+  turned_.notify_all();
+  turned_.wait(lock, [&] { return turn_ == role || error_; });
+  if (error_) throw Abandoned{};
+}
+
+void EmulatedBlock::run_roles(const std::function<void()>& first, const std::function<void()>& second) {
+  turn_ = 0;
+  over_ = {false, false};
+  const auto run = [&](int role, const std::function<void()>& program) {
+    {
+      std::unique_lock lock(mutex_);
+      turned_.wait(lock, [&] { return turn_ == role || error_; });
+      if (error_) return;
+    }
+    std::exception_ptr failed;
+    try {
+      program();
+    } catch (const Abandoned&) {
+      return;
+    } catch (...) {
+      failed = std::current_exception();
+    }
+    const std::lock_guard lock(mutex_);
+    if (failed) error_ = failed;
+    over_[role] = true;
+    turn_ = 1 - role;
+    turned_.notify_all();
+  };
+  std::thread beside([&] { run(1, second); });
+  run(0, first);
+  beside.join();
+  over_ = {true, true};
+  if (error_) std::rethrow_exception(error_);
+}
+
+}  // namespace ringspan::cuda

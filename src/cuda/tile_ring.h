@@ -1,0 +1,64 @@
+// TileRing: buffers of tiles between the warpgroup that copies and those that multiply (warpgroup.h, "Roles"), used in turn.
+// Each has two barriers: "full", at which every thread that copies arrives when its copies have, and "empty", at which every
+// warp that multiplies arrives when nothing reads the tile any more. Each side keeps a ring of its own and walks over the same
+// tiles in the same order.
+#pragma once
+
+#include "cuda/warpgroup.h"
+
+namespace ringspan::cuda {
+
+template <int kBuffers>
+class TileRing {
+ public:
+  static constexpr int kBarrierBytes = 2 * kBuffers * 8;
+
+  explicit RINGSPAN_DEVICE TileRing(std::uint32_t barriers) : barriers_(barriers) {}
+
+  // By one thread, before anything else.
+  template <typename M>
+  RINGSPAN_DEVICE void init(M& m, int copying_threads, int multiplying_warps) const {
+    for (int buffer = 0; buffer < kBuffers; ++buffer) {
+      m.init_barrier(full(buffer), copying_threads);
+      m.init_barrier(empty(buffer), multiplying_warps);
+    }
+  }
+
+  RINGSPAN_DEVICE int buffer() const { return tile_ % kBuffers; }
+
+  // The side that copies: the buffer is free; the tile in it has been written, or its copies have begun.
+  template <typename M>
+  RINGSPAN_DEVICE void acquire(M& m) const {
+    m.wait(empty(buffer()), 1 - phase());
+  }
+  template <typename M>
+  RINGSPAN_DEVICE void publish(M& m, bool by_copies) {
+    if (by_copies) {
+      m.arrive_when_copied(full(buffer()));
+    } else {
+      m.arrive_threads(full(buffer()));
+    }
+    ++tile_;
+  }
+
+  // The side that multiplies: the tile has arrived (fence_async() has to follow); it is not needed any more.
+  template <typename M>
+  RINGSPAN_DEVICE void wait(M& m) const {
+    m.wait(full(buffer()), phase());
+  }
+  template <typename M>
+  RINGSPAN_DEVICE void release(M& m) {
+    m.arrive_warps(empty(buffer()));
+    ++tile_;
+  }
+
+ private:
+  RINGSPAN_DEVICE std::uint32_t full(int buffer) const { return barriers_ + static_cast<std::uint32_t>(buffer) * 16; }
+  RINGSPAN_DEVICE std::uint32_t empty(int buffer) const { return full(buffer) + 8; }
+  RINGSPAN_DEVICE int phase() const { return tile_ / kBuffers % 2; }
+
+  std::uint32_t barriers_;
+  int tile_ = 0;  // those before it were published, or released
+};
+
+}  // namespace ringspan::cuda
