@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "cuda/tile_maps.h"
 #include "kernels/attend.h"
 #include "kernels/rowwise.h"
 
@@ -26,8 +27,8 @@ struct AttendArguments {
   TileKernel kernel = TileKernel::mma;
   kernels::AttendParams params;
   std::uint32_t dropout_threshold = 0;
-  float keep = 1.0F;                           // what a kept probability is multiplied with
-  float softcap_scale = 0.0F;                  // scale / softcap
+  float keep = 1.0F;           // what a kept probability is multiplied with
+  float softcap_scale = 0.0F;  // scale / softcap
   // In attend for warpgroups a score without options stays the product q . k, one multiplication less: score_unit of it is a
   // natural one, exponent_unit one of powers of 2. score_unit is scale, or 1 where scale is none that a maximum may do without
   // (negative, 0, or so large or small that it could overflow).
@@ -35,6 +36,7 @@ struct AttendArguments {
   const kernels::AttendTask* tasks = nullptr;  // in the order of the groups
   const Group* groups = nullptr;
   std::int64_t group_count = 0;
+  TileMaps maps;  // wgmma: of the side that blocks walk over; may lack any
 };
 
 enum class RowOp : std::uint8_t { fill, copy, add, merge, merge_states, finalize, delta };

@@ -165,7 +165,7 @@ class AttendWarpgroupBlock {
   }
   template <bool kMasked, bool kCaps>
   RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
-    m_.each([&](int thread) { scale_thread<kMasked, kCaps>(task, walk.begin + walk.first(tile), thread); });
+    m_.each([&](int thread) { scale_thread<kMasked, kCaps>(task, walk.first(tile), thread); });
     m_.quad_max(tile_max_);
     m_.each([&](int thread) {
       RINGSPAN_UNROLL
@@ -266,7 +266,7 @@ class AttendWarpgroupBlock {
   // The pairs of a tile that are dropped, while its products run.
   RINGSPAN_DEVICE void draw(const Task& task, const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
-      const std::int64_t first = walk.begin + walk.first(tile);
+      const std::int64_t first = walk.first(tile);
       draw_dropped<P, true>(m_, dropped_, arguments_, task, first_row_, first, batch_, head_of(task));
     }
   }
@@ -277,9 +277,11 @@ class AttendWarpgroupBlock {
   }
   // Values of a tile with masked or dropped pairs, before they are multiplied.
   RINGSPAN_DEVICE void exclude_values(const Task& task, const Walk& walk, int tile) {
-    exclude_non_finite<P, P::kOptions>(
-        m_, tiles_.values(value_ring_.buffer()), {walk.v, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc, weights_, tiles_.pairs(),
-        flags_, [&](int thread) { return visible_columns(task, walk.begin + walk.first(tile), thread); });
+    const auto rows = view_of<const Element>(task.v, batch_, walk.kv);
+    exclude_non_finite<P, P::kOptions>(m_, tiles_.values(value_ring_.buffer()),
+                                       {rows, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc,
+                                       weights_, tiles_.pairs(), flags_,
+                                       [&](int thread) { return visible_columns(task, walk.first(tile), thread); });
   }
 
   M& m_;

@@ -1,6 +1,6 @@
 // The warpgroup of attend's program (attend_warpgroup_block.h) that copies queries, keys and values into shared memory, in the
-// order in which buffers become free: keys j + 1 before values j, and the first ones of the next task while the last of this are
-// still in use.
+// order in which buffers become free: keys j + 1 before values j, and the first ones of the next task while the last of this
+// are still in use.
 #pragma once
 
 #include "cuda/attend_warpgroup_walk.h"
@@ -28,11 +28,13 @@ class AttendWarpgroupProducer {
     for (const Task* task = work.first_task; task != work.end_task; ++task) {
       if (work.begins_queries(task)) copy_queries(work, *task);
       const Walk walk = Walk::of(work, *task, arguments_.params.shape.group);
+      const TilePlace keys = find_place(arguments_.maps, task->k, arguments_.params.shape.head_dim);
+      const TilePlace values = find_place(arguments_.maps, task->v, arguments_.params.shape.head_dim_v);
       for (int tile = 0; tile < walk.tiles; ++tile) {
-        copy_keys(walk, tile);
-        if (tile > 0) copy_values(walk, tile - 1);
+        copy_keys(work, *task, walk, keys, tile);
+        if (tile > 0) copy_values(work, *task, walk, values, tile - 1);
       }
-      if (walk.tiles > 0) copy_values(walk, walk.tiles - 1);
+      if (walk.tiles > 0) copy_values(work, *task, walk, values, walk.tiles - 1);
     }
   }
 
@@ -40,18 +42,33 @@ class AttendWarpgroupProducer {
   RINGSPAN_DEVICE void copy_queries(const AttendWork& work, const Task& task) {
     query_ring_.acquire(m_);
     const auto rows = view_of<const Element>(task.q, work.batch, work.head);
-    query_ring_.publish(m_, copy_tile<P::kRows, P::kDim, Element>(m_, tiles_.queries(), rows, work.first_row, work.rows,
-                                                                  arguments_.params.shape.head_dim));
+    copy_tile<P::kRows, P::kDim, Element>(m_, tiles_.queries(), rows, work.first_row, work.rows,
+                                          arguments_.params.shape.head_dim);
+    query_ring_.publish(m_);
   }
-  RINGSPAN_DEVICE void copy_keys(const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void copy_keys(const AttendWork& work, const Task& task, const Walk& walk, const TilePlace& place, int tile) {
     key_ring_.acquire(m_);
-    key_ring_.publish(m_, copy_tile<P::kCols, P::kDim, Element>(m_, tiles_.keys(key_ring_.buffer()), walk.k, walk.first(tile),
-                                                                walk.valid(tile), arguments_.params.shape.head_dim));
+    copy(work, task.k, walk, place, tile, key_ring_.full(), tiles_.keys(key_ring_.buffer()), arguments_.params.shape.head_dim);
+    key_ring_.publish(m_);
   }
-  RINGSPAN_DEVICE void copy_values(const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void copy_values(const AttendWork& work, const Task& task, const Walk& walk, const TilePlace& place,
+                                   int tile) {
     value_ring_.acquire(m_);
-    value_ring_.publish(m_, copy_tile<P::kCols, P::kDim, Element>(m_, tiles_.values(value_ring_.buffer()), walk.v, walk.first(tile),
-                                                                  walk.valid(tile), arguments_.params.shape.head_dim_v));
+    copy(work, task.v, walk, place, tile, value_ring_.full(), tiles_.values(value_ring_.buffer()),
+         arguments_.params.shape.head_dim_v);
+    value_ring_.publish(m_);
+  }
+  // Whole tiles by the hardware, where there is a map.
+  RINGSPAN_DEVICE void copy(const AttendWork& work, const kernels::KeyRows& operand, const Walk& walk, const TilePlace& place,
+                            int tile, std::uint32_t barrier, unsigned char* to, int width) {
+    const int valid = walk.valid(tile);
+    if (place.map >= 0 && valid == P::kCols) {
+      const BoxCorner corner{0, place.row + walk.first(tile), walk.kv, work.batch};
+      copy_mapped_tile<P::kCols, P::kDim>(m_, to, arguments_.maps, place.map, corner, barrier);
+    } else {
+      const auto rows = view_of<const Element>(operand, work.batch, walk.kv);
+      copy_tile<P::kCols, P::kDim, Element>(m_, to, rows, walk.first(tile), valid, width);
+    }
   }
 
   M& m_;

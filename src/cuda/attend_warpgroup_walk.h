@@ -47,8 +47,12 @@ struct AttendWork {
     // Under a causal mask the last rows have most to do.
     const int first_row = static_cast<int>(group.tiles - 1 - work.tile) * P::kRows;
     const std::int64_t rows = tasks->q_count - first_row;
-    return {tasks,     tasks + group.task_count, static_cast<int>(work.batch), static_cast<int>(work.head),
-            first_row, rows < P::kRows ? static_cast<int>(rows) : P::kRows};
+    return {tasks,
+            tasks + group.task_count,
+            static_cast<int>(work.batch),
+            static_cast<int>(work.head),
+            first_row,
+            rows < P::kRows ? static_cast<int>(rows) : P::kRows};
   }
   // Whether a task has other queries than the one before it, or after it.
   RINGSPAN_DEVICE bool begins_queries(const kernels::AttendTask* task) const {
@@ -62,11 +66,10 @@ struct AttendWork {
   int batch, head, first_row, rows;
 };
 
-// One task as a block sees it, in keys from `begin` on: tile t is keys t kCols and on.
+// One task as a block sees it, in keys from `begin` on: tile t is keys t kCols and on. Views are made from the task anew where
+// they are needed: registers are scarce.
 template <typename P, typename M>
 struct AttendWalk {
-  using Rows = RowsView<const typename P::Element>;
-
   // Ends of the rows' ranges never decrease, so the keys are those from the first row's first to the last one's last, and all
   // rows see those from the last one's first to the first one's last.
   static RINGSPAN_DEVICE AttendWalk of(const AttendWork& work, const kernels::AttendTask& task, int group) {
@@ -74,23 +77,25 @@ struct AttendWalk {
     const kernels::IndexRange last = kernels::keys_of_row(task, M::hidden(work.first_row + work.rows - 1));
     const std::int64_t end = last.end < task.k_count ? last.end : task.k_count;
     const std::int64_t keys = end > first.begin ? end - first.begin : 0;
-    const std::int64_t kv = kernels::kv_index(task, (task.head_first + work.head * task.head_step) / group);
-    const auto from_begin = [&](Rows rows) { return Rows{rows.row(first.begin), rows.stride}; };
-    return {from_begin(view_of<const typename P::Element>(task.k, work.batch, kv)),
-            from_begin(view_of<const typename P::Element>(task.v, work.batch, kv)),
-            first.begin,
-            static_cast<int>(keys),
-            M::uniform(static_cast<int>((keys + P::kCols - 1) / P::kCols)),
-            M::uniform(static_cast<int>((last.begin - first.begin + P::kCols - 1) / P::kCols)),
-            M::uniform(static_cast<int>((first.end - first.begin) / P::kCols))};
+    AttendWalk walk;
+    walk.begin = static_cast<int>(first.begin);
+    walk.kv = static_cast<int>(kernels::kv_index(task, (task.head_first + work.head * task.head_step) / group));
+    walk.keys = static_cast<int>(keys);
+    walk.tiles = M::uniform(static_cast<int>((keys + P::kCols - 1) / P::kCols));
+    walk.full_begin = M::uniform(static_cast<int>((last.begin - first.begin + P::kCols - 1) / P::kCols));
+    walk.full_end = M::uniform(static_cast<int>((first.end - first.begin) / P::kCols));
+    return walk;
   }
 
-  static RINGSPAN_DEVICE int first(int tile) { return tile * P::kCols; }
-  RINGSPAN_DEVICE int valid(int tile) const { return keys - first(tile) < P::kCols ? keys - first(tile) : P::kCols; }
+  RINGSPAN_DEVICE int first(int tile) const { return begin + tile * P::kCols; }
+  RINGSPAN_DEVICE int valid(int tile) const {
+    const int left = keys - tile * P::kCols;
+    return left < P::kCols ? left : P::kCols;
+  }
   RINGSPAN_DEVICE bool is_full(int tile) const { return tile >= full_begin && tile < full_end; }
 
-  Rows k, v;
-  std::int64_t begin;
+  int begin;
+  int kv;                                 // head of k and v
   int keys, tiles, full_begin, full_end;  // tiles [full_begin, full_end) are seen whole by all rows
 };
 

@@ -27,14 +27,14 @@ __global__ void __launch_bounds__(P::kThreads) gradient_kernel(const __grid_cons
 
 template <typename P>
 cudaError_t launch_attend_policy(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
-  return launch_blocks(&attend_kernel<P>, arguments, blocks, P::kThreads, P::kForwardBytes, stream);
+  return launch_blocks(&attend_kernel<P>, blocks, P::kThreads, P::kForwardBytes, stream, arguments);
 }
 
 template <typename P>
 cudaError_t launch_gradient_policy(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
                                    cudaStream_t stream) {
   const auto launch = [&](auto* kernel) {
-    return launch_blocks(kernel, arguments, blocks, P::kThreads, P::kBackwardBytes, stream);
+    return launch_blocks(kernel, blocks, P::kThreads, P::kBackwardBytes, stream, arguments);
   };
   if (gradient == Gradient::dq) return launch(&gradient_kernel<P, Gradient::dq>);
   if constexpr (P::kFuseKeyGradients) {

@@ -4,6 +4,7 @@
 
 #include "cuda/block_parts.h"
 #include "cuda/device_machine.h"
+#include "cuda/device_tensor_maps.h"
 #include "cuda/warpgroup.h"
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -49,14 +50,15 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   template <typename T, int kCount>
   using Registers = typename CudaMachine<kRoleThreads>::template Registers<T, kCount>;
 
+  // tensor_maps: a parameter of the kernel, of a role that copies boxes.
+  explicit __device__ __forceinline__ HopperMachine(const TensorMaps* tensor_maps = nullptr) : tensor_maps_(tensor_maps) {}
+
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
     body(static_cast<int>(threadIdx.x) - kFirstThread);
   }
   // Named barriers: 0 is that of the whole block, 1 of the first role, 2 of the second; from 3 on turns.
-  __device__ __forceinline__ void sync() {
-    asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kRoleThreads) : "memory");
-  }
+  __device__ __forceinline__ void sync() { asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kRoleThreads) : "memory"); }
   __device__ __forceinline__ bool sync_any(Registers<int, 1>& flags) {
     int any;
     asm volatile(
@@ -113,6 +115,18 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   __device__ __forceinline__ void arrive_when_copied(std::uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
   }
+  __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
+    asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
+  }
+  template <int kRows>
+  __device__ __forceinline__ void copy_box(const TileMaps&, int map, std::uint32_t to, const BoxCorner& corner,
+                                           std::uint32_t barrier) {
+    asm volatile(
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
+        "[%2];" ::"r"(to),
+        "l"(tensor_maps_->maps + map), "r"(barrier), "r"(corner.column), "r"(corner.row), "r"(corner.head), "r"(corner.batch)
+        : "memory");
+  }
   __device__ __forceinline__ void wait(std::uint32_t barrier, int parity) {
     asm volatile(
         "{\n.reg .pred over;\nagain:\nmbarrier.try_wait.parity.shared::cta.b64 over, [%0], %1;\n@!over bra again;\n}\n" ::"r"(
@@ -134,13 +148,13 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   }
 
   // By all threads of the role: how many registers each has from here on.
-  template <int kCount, bool kMore>
-  static __device__ __forceinline__ void limit_registers() {
-    if constexpr (kMore) {
-      asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
-    } else {
-      asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
-    }
+  template <int kCount>
+  static __device__ __forceinline__ void more_registers() {
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kCount));
+  }
+  template <int kCount>
+  static __device__ __forceinline__ void fewer_registers() {
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kCount));
   }
 
   template <DType kType, int kN, Major kMajor, typename DescribeA>
@@ -202,6 +216,7 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   }
 
  private:
+  const TensorMaps* const tensor_maps_;
   static constexpr int kBarrier = kFirstThread == 0 ? 1 : 2;
   static constexpr int kFirstTurn = 3;
   static __device__ __forceinline__ void arrive_turn(int warpgroup) {

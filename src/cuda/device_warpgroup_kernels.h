@@ -8,50 +8,75 @@
 #include "cuda/device_launch_blocks.h"
 #include "cuda/device_warpgroup.h"
 #include "cuda/gradient_warpgroup_block.h"
+#include "cuda/gradient_warpgroup_producer.h"
 #include "cuda/select.h"
 
 namespace ringspan::cuda {
 
-template <typename P>
-__global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
-    attend_warpgroup_kernel(const __grid_constant__ AttendArguments arguments) {
-#if RINGSPAN_WARPGROUPS
-  extern __shared__ __align__(16) unsigned char shared[];
-  using Consumers = HopperMachine<P::kThreads>;
-  using Producers = HopperMachine<P::kProducers, P::kThreads>;
-  Consumers consumers;
+// A block of warpgroups with roles: multiply(machine) by the first threads, copy(machine) by the last ones.
+template <template <typename> typename Tiles, typename P, typename Multiply, typename Copy>
+__device__ __forceinline__ void run_roles(unsigned char* shared, const TensorMaps& tensor_maps, Multiply&& multiply,
+                                          Copy&& copy) {
+  using Multiplying = HopperMachine<P::kThreads>;
+  using Copying = HopperMachine<P::kProducers, P::kThreads>;
   if (threadIdx.x == 0) {
-    AttendTiles<P>(consumers, shared).init_barriers(consumers);
-    Consumers::fence_barriers();
+    Multiplying machine;
+    Tiles<P>(machine, shared).init_barriers(machine);
+    Multiplying::fence_barriers();
   }
   __syncthreads();
-  const auto block = static_cast<std::int64_t>(blockIdx.x);
-  if (threadIdx.x >= P::kThreads) {
-    Producers producers;
-    Producers::template limit_registers<kProducerRegisters, false>();
-    AttendWarpgroupProducer<P, Producers>(producers, arguments, shared).run(block);
+  if (threadIdx.x < P::kThreads) {
+    Multiplying::template more_registers<kConsumerRegisters>();
+    Multiplying machine;
+    multiply(machine);
   } else {
-    Consumers::template limit_registers<kConsumerRegisters, true>();
-    AttendWarpgroupBlock<P, Consumers>(consumers, arguments, shared).run(block);
+    Copying::template fewer_registers<kProducerRegisters>();
+    Copying machine(&tensor_maps);
+    copy(machine);
   }
+}
+
+template <typename P>
+__global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
+    attend_warpgroup_kernel(const __grid_constant__ AttendArguments arguments, const __grid_constant__ TensorMaps tensor_maps) {
+#if RINGSPAN_WARPGROUPS
+  extern __shared__ __align__(16) unsigned char shared[];
+  const auto block = static_cast<std::int64_t>(blockIdx.x);
+  run_roles<AttendTiles, P>(
+      shared, tensor_maps, [&]<typename M>(M& machine) { AttendWarpgroupBlock<P, M>(machine, arguments, shared).run(block); },
+      [&]<typename M>(M& machine) { AttendWarpgroupProducer<P, M>(machine, arguments, shared).run(block); });
 #endif
 }
 
 template <typename P, Gradient kGradient>
-__global__ void __launch_bounds__(P::kThreads, 1) gradient_warpgroup_kernel(const __grid_constant__ AttendArguments arguments) {
+__global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
+    gradient_warpgroup_kernel(const __grid_constant__ AttendArguments arguments,
+                              const __grid_constant__ TensorMaps tensor_maps) {
 #if RINGSPAN_WARPGROUPS
   extern __shared__ __align__(16) unsigned char shared[];
-  using Machine = HopperMachine<P::kThreads>;
-  Machine machine;
-  GradientWarpgroupBlock<P, Machine, kGradient>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
+  const auto block = static_cast<std::int64_t>(blockIdx.x);
+  run_roles<GradientTiles, P>(
+      shared, tensor_maps,
+      [&]<typename M>(M& machine) { GradientWarpgroupBlock<P, M, kGradient>(machine, arguments, shared, block).run(block); },
+      [&]<typename M>(M& machine) {
+        GradientWarpgroupProducer<P, M, kGradient>(machine, arguments, shared, block).run(block);
+      });
 #endif
+}
+
+// With the tensor maps of what the device can copy by itself.
+template <typename P, typename Kernel>
+cudaError_t launch_roles(Kernel* kernel, AttendArguments arguments, std::int64_t blocks, int shared_bytes,
+                         cudaStream_t stream) {
+  const TensorMaps tensor_maps = encode_tensor_maps(arguments.maps, P::kCols);
+  return launch_blocks(kernel, blocks, P::kThreads + P::kProducers, shared_bytes, stream, arguments, tensor_maps);
 }
 
 template <DType kType>
 cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
   return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto policy, auto) {
     using P = decltype(policy);
-    return launch_blocks(&attend_warpgroup_kernel<P>, arguments, blocks, P::kThreads + P::kProducers, P::kForwardBytes, stream);
+    return launch_roles<P>(&attend_warpgroup_kernel<P>, arguments, blocks, P::kForwardBytes, stream);
   });
 }
 
@@ -62,7 +87,7 @@ cudaError_t launch_gradient_warpgroups_of(Gradient gradient, const AttendArgumen
     using P = decltype(policy);
     auto* const kernel =
         gradient == Gradient::dq ? &gradient_warpgroup_kernel<P, Gradient::dq> : &gradient_warpgroup_kernel<P, Gradient::dk_dv>;
-    return launch_blocks(kernel, arguments, blocks, P::kThreads, P::kBackwardBytes, stream);
+    return launch_roles<P>(kernel, arguments, blocks, P::kBackwardBytes, stream);
   });
 }
 

@@ -88,9 +88,16 @@ void EmulatedBlock::begin_copy(int role, void* to, const void* from_or_null) {
   begin_write(role, address);
   chunk(address).copying = true;
   std::memset(to, 0xff, 16);
-  Event event{.kind = Event::copy, .to = to, .barrier = 0, .arrivals = 0};
+  Event event{Event::copy, to, {}, 0, 0, {}};
   if (from_or_null != nullptr) std::memcpy(event.data.data(), from_or_null, 16);
   under_way_[role].push_back(event);
+}
+
+void EmulatedBlock::begin_box_copy(int role, std::uint32_t address, const void* data) {
+  Chunk16& c = chunk(address);
+  require(!c.unfenced, "a box is copied over shared memory without fence_async() since it was written");
+  begin_copy(role, at(address), data);
+  c.unfenced = false;
 }
 
 void EmulatedBlock::finish_event(int role) {
@@ -100,7 +107,9 @@ void EmulatedBlock::finish_event(int role) {
     std::memcpy(event.to, event.data.data(), 16);
     chunk(address_of(event.to)).copying = false;
   } else if (event.kind == Event::arrival) {
-    arrive(barrier_at(event.barrier), event.clock, event.arrivals);
+    advance(barrier_at(event.barrier), event.clock, event.count, 0);
+  } else if (event.kind == Event::bytes) {
+    advance(barrier_at(event.barrier), event.clock, 0, event.count);
   }
 }
 
@@ -125,11 +134,13 @@ EmulatedBlock::Barrier& EmulatedBlock::barrier_at(std::uint32_t address) {
   return found->second;
 }
 
-void EmulatedBlock::arrive(Barrier& barrier, const Clock& clock, int arrivals) {
+void EmulatedBlock::advance(Barrier& barrier, const Clock& clock, int arrivals, int bytes) {
   require(barrier.pending >= arrivals, "more arrivals at a barrier than its phase has");
+  require(barrier.bytes >= bytes, "more bytes at a barrier than were announced");
   for (int role = 0; role < kRoles; ++role) barrier.arriving[role] = std::max(barrier.arriving[role], clock[role]);
   barrier.pending -= arrivals;
-  if (barrier.pending > 0) return;
+  barrier.bytes -= bytes;
+  if (barrier.pending > 0 || barrier.bytes > 0) return;
   barrier.pending = barrier.expected;
   barrier.released = barrier.arriving;
   ++barrier.phases;
@@ -137,12 +148,17 @@ void EmulatedBlock::arrive(Barrier& barrier, const Clock& clock, int arrivals) {
 }
 
 void EmulatedBlock::arrive(int role, std::uint32_t barrier, int arrivals) {
-  arrive(barrier_at(barrier), known_[role], arrivals);
+  advance(barrier_at(barrier), known_[role], arrivals, 0);
   ++known_[role][role];
 }
 
 void EmulatedBlock::arrive_when_copied(int role, std::uint32_t barrier, int arrivals) {
   under_way_[role].push_back({Event::arrival, nullptr, {}, barrier, arrivals, known_[role]});
+  ++known_[role][role];
+}
+
+void EmulatedBlock::count_bytes_when_copied(int role, std::uint32_t barrier, int bytes) {
+  under_way_[role].push_back({Event::bytes, nullptr, {}, barrier, bytes, known_[role]});
   ++known_[role][role];
 }
 

@@ -51,6 +51,8 @@ class EmulatedBlock {
 
   // Copies: in the order in which they began; of a role those before a commit are a group.
   void begin_copy(int role, void* to, const void* from_or_null);
+  // 16 bytes by the async proxy.
+  void begin_box_copy(int role, std::uint32_t address, const void* data);
   void commit_copies(int role) { under_way_[role].push_back({Event::commit, {}, {}, {}, {}}); }
   void wait_copies(int role, int pending_groups);
 
@@ -58,6 +60,9 @@ class EmulatedBlock {
   void init_barrier(std::uint32_t barrier, int arrivals);
   void arrive(int role, std::uint32_t barrier, int arrivals);
   void arrive_when_copied(int role, std::uint32_t barrier, int arrivals);
+  // Bytes that a phase waits for beside its arrivals: announced, and there when copies that began before are.
+  void expect_bytes(std::uint32_t barrier, int bytes) { barrier_at(barrier).bytes += bytes; }
+  void count_bytes_when_copied(int role, std::uint32_t barrier, int bytes);
   // Until the phase of this parity is over.
   void wait(int role, std::uint32_t barrier, int parity);
 
@@ -75,22 +80,22 @@ class EmulatedBlock {
     std::uint64_t written_at = 0, read_at = 0;
   };
   struct Event {
-    enum Kind : std::uint8_t { copy, commit, arrival } kind = copy;
+    enum Kind : std::uint8_t { copy, commit, arrival, bytes } kind = copy;
     void* to = nullptr;
     std::array<unsigned char, 16> data{};
     std::uint32_t barrier = 0;
-    int arrivals = 0;
+    int count = 0;  // arrivals, or bytes
     Clock clock{};
   };
   struct Barrier {
-    int expected = 0, pending = 0;
+    int expected = 0, pending = 0, bytes = 0;
     std::uint64_t phases = 0;  // that are over
     Clock arriving{}, released{};
   };
 
   Chunk16& chunk(std::uint32_t address);
   bool knows(int role, int other, std::uint64_t time) const { return role == other || known_[role][other] >= time; }
-  void arrive(Barrier& barrier, const Clock& clock, int arrivals);
+  void advance(Barrier& barrier, const Clock& clock, int arrivals, int bytes);
   Barrier& barrier_at(std::uint32_t address);
   void finish_event(int role);
   bool finish_copies();

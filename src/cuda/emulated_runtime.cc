@@ -427,6 +427,9 @@ class EmulatedRuntime final : public Runtime {
     own.groups = on_device(arguments.groups, "groups");
     own.params.alibi_slopes = on_device(arguments.params.alibi_slopes, "alibi_slopes");
     own.params.sinks = on_device(arguments.params.sinks, "sinks");
+    for (int index = 0; index < own.maps.count; ++index) {
+      own.maps.maps[index].begin = on_device(arguments.maps.maps[index].begin, "an operand");
+    }
     run(own, static_cast<std::int64_t>(tasks.size()));
   }
 

@@ -16,6 +16,7 @@
 #include "cuda/block_parts.h"
 #include "cuda/emulated_block.h"
 #include "cuda/emulated_machine.h"
+#include "cuda/tile_maps.h"
 #include "cuda/warpgroup.h"
 
 namespace ringspan::cuda {
@@ -111,6 +112,29 @@ class EmulatedHopperMachine {
   void arrive_threads(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads); }
   void arrive_warps(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads / 32); }
   void arrive_when_copied(std::uint32_t barrier) { block_.arrive_when_copied(role_, barrier, kThreads); }
+  void expect_bytes(std::uint32_t barrier, int bytes) { block_.expect_bytes(barrier, bytes); }
+  template <int kRows>
+  void copy_box(const TileMaps& maps, int map, std::uint32_t to, const BoxCorner& corner, std::uint32_t barrier) {
+    require(to % kSwizzleBytes == 0, "a box begins at a multiple of the swizzle's pattern");
+    const TileMap& from = maps.maps[map];
+    for (int row = 0; row < kRows; ++row) {
+      for (int chunk = 0; chunk < 8; ++chunk) {
+        std::uint16_t elements[8] = {};
+        for (int e = 0; e < 8; ++e) {
+          const int column = corner.column + chunk * 8 + e;
+          const bool inside = column < from.width && corner.row >= 0 && corner.row + row < from.rows &&
+                              corner.head < from.heads && corner.batch < from.batches;
+          if (!inside) continue;
+          elements[e] =
+              static_cast<const std::uint16_t*>(from.begin)[corner.batch * from.batch_stride + corner.head * from.head_stride +
+                                                            (std::int64_t{corner.row} + row) * from.row_stride + column];
+        }
+        const std::uint32_t address = to + static_cast<std::uint32_t>(row * kPanelRowBytes + chunk * 16);
+        block_.begin_box_copy(role_, address ^ (address >> 7 & 7) << 4, elements);
+      }
+    }
+    block_.count_bytes_when_copied(role_, barrier, kRows * kPanelRowBytes);
+  }
   void wait(std::uint32_t barrier, int parity) { block_.wait(role_, barrier, parity); }
   // Warpgroups of a role run in lockstep.
   void begin_turns() {}

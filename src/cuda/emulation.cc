@@ -11,6 +11,8 @@
 #include "cuda/emulated_warpgroup.h"
 #include "cuda/gradient_block.h"
 #include "cuda/gradient_warpgroup_block.h"
+#include "cuda/gradient_warpgroup_producer.h"
+#include "cuda/make_tile_maps.h"
 #include "cuda/row_block.h"
 #include "cuda/schedule.h"
 #include "cuda/select.h"
@@ -32,27 +34,16 @@ void run_block(const AttendArguments& arguments, std::int64_t block, int shared_
   const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, reinterpret_cast<unsigned char*>(shared.data()));
   program->run(block);
 }
-template <template <typename, typename> typename Block, typename P>
-void run_warpgroup_block(const AttendArguments& arguments, std::int64_t block, int shared_bytes) {
-  using Machine = EmulatedHopperMachine<P::kThreads>;
+// One block of warpgroups with roles. roles(multiplying, copying, shared) runs both programs.
+template <template <typename> typename Tiles, typename P, typename Roles>
+void run_warpgroup_block(int shared_bytes, Roles&& roles) {
   std::vector<Chunk> shared = shared_memory(shared_bytes);
   auto* const bytes = reinterpret_cast<unsigned char*>(shared.data());
-  EmulatedBlock emulated(bytes, shared_bytes);
-  Machine machine(emulated);
-  const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, bytes);
-  program->run(block);
-}
-template <typename P>
-void run_attend_warpgroups(const AttendArguments& arguments, std::int64_t block) {
-  std::vector<Chunk> shared = shared_memory(P::kForwardBytes);
-  auto* const bytes = reinterpret_cast<unsigned char*>(shared.data());
-  EmulatedBlock emulated(bytes, P::kForwardBytes);
-  EmulatedHopperMachine<P::kThreads> consumers(emulated, 0);
-  EmulatedHopperMachine<P::kProducers> producers(emulated, 1);
-  AttendTiles<P>(consumers, bytes).init_barriers(consumers);
-  const auto consume = std::make_unique<AttendWarpgroupBlock<P, decltype(consumers)>>(consumers, arguments, bytes);
-  AttendWarpgroupProducer<P, decltype(producers)> produce(producers, arguments, bytes);
-  emulated.run_roles([&] { consume->run(block); }, [&] { produce.run(block); });
+  EmulatedBlock block(bytes, shared_bytes);
+  EmulatedHopperMachine<P::kThreads> multiplying(block, 0);
+  EmulatedHopperMachine<P::kProducers> copying(block, 1);
+  Tiles<P>(multiplying, bytes).init_barriers(multiplying);
+  roles(block, multiplying, copying, bytes);
 }
 
 template <typename P, typename M>
@@ -75,15 +66,28 @@ void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int6
   }
 }
 
-template <typename P, typename M>
-using DqWarpgroupBlock = GradientWarpgroupBlock<P, M, Gradient::dq>;
-template <typename P, typename M>
-using DkDvWarpgroupBlock = GradientWarpgroupBlock<P, M, Gradient::dk_dv>;
-
 template <typename P>
-void run_warpgroup_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t block) {
-  if (gradient == Gradient::dq) return run_warpgroup_block<DqWarpgroupBlock, P>(arguments, block, P::kBackwardBytes);
-  run_warpgroup_block<DkDvWarpgroupBlock, P>(arguments, block, P::kBackwardBytes);
+void run_warpgroup_attend(const AttendArguments& arguments, std::int64_t block) {
+  run_warpgroup_block<AttendTiles, P>(
+      P::kForwardBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto* shared) {
+        using Multiplying = std::remove_reference_t<decltype(multiplying)>;
+        const auto attend = std::make_unique<AttendWarpgroupBlock<P, Multiplying>>(multiplying, arguments, shared);
+        AttendWarpgroupProducer<P, std::remove_reference_t<decltype(copying)>> producer(copying, arguments, shared);
+        roles.run_roles([&] { attend->run(block); }, [&] { producer.run(block); });
+      });
+}
+
+template <typename P, Gradient kGradient>
+void run_warpgroup_gradient(const AttendArguments& arguments, std::int64_t block) {
+  run_warpgroup_block<GradientTiles, P>(
+      P::kBackwardBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto* shared) {
+        using Multiplying = std::remove_reference_t<decltype(multiplying)>;
+        using Copying = std::remove_reference_t<decltype(copying)>;
+        const auto gradient =
+            std::make_unique<GradientWarpgroupBlock<P, Multiplying, kGradient>>(multiplying, arguments, shared, block);
+        GradientWarpgroupProducer<P, Copying, kGradient> producer(copying, arguments, shared, block);
+        roles.run_roles([&] { gradient->run(block); }, [&] { producer.run(block); });
+      });
 }
 
 // Calls launch(arguments, blocks) for every wave.
@@ -97,6 +101,7 @@ void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span
     AttendArguments arguments;
     arguments.kernel = kernel;
     set_params(arguments, params);
+    if (kernel == TileKernel::wgmma) arguments.maps = tile_maps_of(params.shape, tasks, owner);
     arguments.tasks = ordered.data();
     arguments.groups = schedule.groups.data() + wave.first;
     arguments.group_count = wave.count;
@@ -166,9 +171,8 @@ void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, Threa
       blocks,
       [&](std::int64_t block, int) {
         if (arguments.kernel == TileKernel::wgmma) {
-          return with_warpgroup_policies(arguments.params.shape, [&](auto policy, auto) {
-            run_attend_warpgroups<decltype(policy)>(arguments, block);
-          });
+          return with_warpgroup_policies(arguments.params.shape,
+                                         [&](auto policy, auto) { run_warpgroup_attend<decltype(policy)>(arguments, block); });
         }
         with_policy(arguments.params.shape, [&](auto policy) {
           run_block<AttendBlock, decltype(policy)>(arguments, block, decltype(policy)::kForwardBytes);
@@ -184,7 +188,8 @@ void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::
       [&](std::int64_t block, int) {
         if (arguments.kernel == TileKernel::wgmma) {
           return with_warpgroup_policies(arguments.params.shape, [&](auto, auto policy) {
-            run_warpgroup_gradient<decltype(policy)>(gradient, arguments, block);
+            if (gradient == Gradient::dq) return run_warpgroup_gradient<decltype(policy), Gradient::dq>(arguments, block);
+            run_warpgroup_gradient<decltype(policy), Gradient::dk_dv>(arguments, block);
           });
         }
         with_policy(arguments.params.shape, [&](auto policy) { run_gradient<decltype(policy)>(gradient, arguments, block); });

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "base/check.h"
+#include "cuda/make_tile_maps.h"
 #include "cuda/row_layout.h"
 #include "cuda/select.h"
 #include "ringspan/error.h"
@@ -204,6 +205,7 @@ void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params,
   AttendArguments arguments;
   arguments.kernel = kernel;
   set_params(arguments, params);
+  if (kernel == TileKernel::wgmma) arguments.maps = tile_maps_of(params.shape, tasks, owner);
   arguments.tasks = send(std::span<const kernels::AttendTask>(ordered));
   const Group* groups = send(std::span<const Group>(schedule.groups));
   for (const Wave& wave : schedule.waves) {

@@ -35,8 +35,8 @@ struct TilePolicy {
   static constexpr int kBackwardBytes = 2 * kRowTileBytes + 2 * kColTileBytes + kStageBytes + 2 * kCols * 4;
 };
 
-// For warpgroups (sm_90a, warpgroup.h): two of them multiply, with 64 rows each; tiles of the other side have kCols rows. In
-// attend a third one copies.
+// For warpgroups (sm_90a, warpgroup.h): two of them multiply, with 64 rows each, a third one copies; tiles of the other side
+// have kCols rows.
 // kDim is 64 or 128. kOptions: with softcap, ALiBi and dropout, whichever the shape has, in kernels of their own.
 template <DType kDType, int kPaddedDim, int kColumns, bool kHasOptions>
 struct WarpgroupPolicy {
@@ -54,13 +54,16 @@ struct WarpgroupPolicy {
   static constexpr int kColTileBytes = kCols * kDim * 2;
   // Two buffers of two tiles, a byte per pair, ten barriers, and room to begin at a multiple of 1,024.
   static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kRows * kCols + 80 + 1024;
-  // Two tiles of rows; three buffers of two tiles with lse and delta.
-  static constexpr int kBackwardBytes = 2 * kRowTileBytes + 6 * kColTileBytes + kRows * kCols + 6 * kCols * 4 + 1024;
+  // Two tiles of rows, three buffers of two tiles, a byte per pair, three buffers of lse and delta, eight barriers, and room.
+  static constexpr int kBackwardStatisticsBytes = 3 * 2 * kCols * 4 + 16;
+  static constexpr int kBackwardBytes =
+      2 * kRowTileBytes + 6 * kColTileBytes + kRows * kCols + kBackwardStatisticsBytes + 64 + 1024;
 };
-// Registers of a thread, of those that copy and those that multiply: a block has 65,536. Scores, sums and packed weights have
-// to fit into them: kCols is what does.
-inline constexpr int kProducerRegisters = 24;
-inline constexpr int kConsumerRegisters = 240;
+// Registers of a thread, of those that copy and those that multiply, of the 168 x 384 that a block begins with. Scores, sums
+// and packed weights have to fit into them: kCols is what does.
+inline constexpr int kProducerRegisters = 40;
+inline constexpr int kConsumerRegisters = 232;
+static_assert(128 * kProducerRegisters + 256 * kConsumerRegisters <= 168 * 384);
 template <DType kDType, int kPaddedDim, bool kOptions>
 using WarpgroupForward = WarpgroupPolicy<kDType, kPaddedDim, 128, kOptions>;
 template <DType kDType, int kPaddedDim, bool kOptions>

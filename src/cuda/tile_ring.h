@@ -1,7 +1,7 @@
 // TileRing: buffers of tiles between the warpgroup that copies and those that multiply (warpgroup.h, "Roles"), used in turn.
-// Each has two barriers: "full", at which every thread that copies arrives when its copies have, and "empty", at which every
-// warp that multiplies arrives when nothing reads the tile any more. Each side keeps a ring of its own and walks over the same
-// tiles in the same order.
+// Each has two barriers: "full", at which every thread that copies arrives twice, for what it has stored and for its copies,
+// and "empty", at which every warp that multiplies arrives when nothing reads the tile any more. Each side keeps a ring of its
+// own and walks over the same tiles in the same order.
 #pragma once
 
 #include "cuda/warpgroup.h"
@@ -19,32 +19,33 @@ class TileRing {
   template <typename M>
   RINGSPAN_DEVICE void init(M& m, int copying_threads, int multiplying_warps) const {
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
-      m.init_barrier(full(buffer), copying_threads);
+      m.init_barrier(full(buffer), 2 * copying_threads);
       m.init_barrier(empty(buffer), multiplying_warps);
     }
   }
 
-  RINGSPAN_DEVICE int buffer() const { return tile_ % kBuffers; }
+  // Of the tile that is next, or `ahead` tiles later.
+  RINGSPAN_DEVICE int buffer(int ahead = 0) const { return (tile_ + ahead) % kBuffers; }
 
-  // The side that copies: the buffer is free; the tile in it has been written, or its copies have begun.
+  // Where the bytes of the tile that is next are counted.
+  RINGSPAN_DEVICE std::uint32_t full() const { return full(buffer()); }
+
+  // The side that copies: the buffer is free; the tile in it is stored, and its copies have begun.
   template <typename M>
   RINGSPAN_DEVICE void acquire(M& m) const {
-    m.wait(empty(buffer()), 1 - phase());
+    m.wait(empty(buffer()), 1 - phase(0));
   }
   template <typename M>
-  RINGSPAN_DEVICE void publish(M& m, bool by_copies) {
-    if (by_copies) {
-      m.arrive_when_copied(full(buffer()));
-    } else {
-      m.arrive_threads(full(buffer()));
-    }
+  RINGSPAN_DEVICE void publish(M& m) {
+    m.arrive_when_copied(full(buffer()));
+    m.arrive_threads(full(buffer()));
     ++tile_;
   }
 
   // The side that multiplies: the tile has arrived (fence_async() has to follow); it is not needed any more.
   template <typename M>
-  RINGSPAN_DEVICE void wait(M& m) const {
-    m.wait(full(buffer()), phase());
+  RINGSPAN_DEVICE void wait(M& m, int ahead = 0) const {
+    m.wait(full(buffer(ahead)), phase(ahead));
   }
   template <typename M>
   RINGSPAN_DEVICE void release(M& m) {
@@ -55,7 +56,7 @@ class TileRing {
  private:
   RINGSPAN_DEVICE std::uint32_t full(int buffer) const { return barriers_ + static_cast<std::uint32_t>(buffer) * 16; }
   RINGSPAN_DEVICE std::uint32_t empty(int buffer) const { return full(buffer) + 8; }
-  RINGSPAN_DEVICE int phase() const { return tile_ / kBuffers % 2; }
+  RINGSPAN_DEVICE int phase(int ahead) const { return (tile_ + ahead) / kBuffers % 2; }
 
   std::uint32_t barriers_;
   int tile_ = 0;  // those before it were published, or released

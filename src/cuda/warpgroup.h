@@ -27,8 +27,14 @@
 //   init_barrier(address, arrivals)                         by one thread
 //   arrive_threads(b), arrive_warps(b)                      an arrival of each thread; of each warp
 //   arrive_when_copied(b)                                   of each thread, when all copies that it began have arrived
+//   expect_bytes(b, n)                                      by one thread before its arrival: the phase waits for n bytes too
+//   copy_box<rows>(maps, map, to, corner, b)                by one thread, cp.async.bulk.tensor: rows x 64 elements from a
+//   corner
+//                                                           of a tile map on, swizzled, zeros beyond its ends; its bytes count
+//                                                           at b when they are there. Through the async proxy: needs no fence
 //   wait(b, parity)                                         until the phase with this parity, the first has 0, is over
-//   begin_turns(); take_turn(), pass_turn(); end_turns()    of the two warpgroups of a role, one at a time runs from take_turn()
+//   begin_turns(); take_turn(), pass_turn(); end_turns()    of the two warpgroups of a role, one at a time runs from
+//   take_turn()
 //                                                           to pass_turn(), equally often; for speed, not for order
 //
 // Rules (PTX ISA, "Async proxy", "wgmma.fence", "wgmma.wait_group"), each of which the emulation checks:
@@ -61,6 +67,11 @@ template <int kRows>
 RINGSPAN_DEVICE constexpr int chunk_offset(int row, int chunk) {
   return chunk / 8 * kRows * kPanelRowBytes + row * kPanelRowBytes + ((chunk ^ row) % 8) * 16;
 }
+
+// Where a box begins in a tile map (tile_maps.h).
+struct BoxCorner {
+  int column, row, head, batch;
+};
 
 // The matrix descriptor of wgmma ("Matrix Descriptor Format"): addresses and offsets without their last four bits, of 18.
 //   bits 0-13 start address; 16-29 leading, 32-45 stride dimension byte offset; 49-51 base offset: 0, since patterns begin at

@@ -10,10 +10,9 @@
 namespace ringspan::cuda {
 
 // kRows rows from `first` on, `valid` of them with `width` elements, zeros elsewhere: by asynchronous copies of 16 bytes where
-// rows begin and end at multiples of 16 bytes, element by element elsewhere. No barrier; in the open group of copies. Returns
-// whether it was by copies.
+// rows begin and end at multiples of 16 bytes, element by element elsewhere. No barrier.
 template <int kRows, int kDim, typename Element, typename M>
-RINGSPAN_DEVICE bool copy_tile(M& m, unsigned char* tile, RowsView<const Element> rows, std::int64_t first, int valid,
+RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element> rows, std::int64_t first, int valid,
                                int width) {
   constexpr int kChunks = kDim / 8;
   static_assert(kRows * kChunks % M::kThreads == 0);
@@ -47,7 +46,21 @@ RINGSPAN_DEVICE bool copy_tile(M& m, unsigned char* tile, RowsView<const Element
       }
     }
   });
-  return aligned;
+}
+
+// The same of kRows rows that are all there, from a map (boxes have 64 columns): by one thread, counted at `barrier`.
+template <int kRows, int kDim, typename M>
+RINGSPAN_DEVICE void copy_mapped_tile(M& m, unsigned char* tile, const TileMaps& maps, int map, BoxCorner corner,
+                                      std::uint32_t barrier) {
+  m.each([&](int thread) {
+    if (thread != 0) return;
+    m.expect_bytes(barrier, kRows * kDim * 2);
+    RINGSPAN_UNROLL
+    for (corner.column = 0; corner.column < kDim; corner.column += kPanelColumns) {
+      const int panel = corner.column / kPanelColumns * kRows * kPanelRowBytes;
+      m.template copy_box<kRows>(maps, map, m.shared_address(tile) + static_cast<std::uint32_t>(panel), corner, barrier);
+    }
+  });
 }
 
 template <typename P, typename M>

@@ -1,0 +1,116 @@
+#include "cuda/make_tile_maps.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <vector>
+
+namespace ringspan::cuda {
+namespace {
+
+using kernels::AttendTask;
+
+// A tensor of 16-bit elements, (tokens, heads, 64), at an address that nobody reads.
+constexpr int kHeads = 4, kDim = 64, kRow = kHeads * kDim;
+char* address(std::int64_t element) { return reinterpret_cast<char*>(std::uintptr_t{1} << 32) + element * 2; }
+
+AttendTask task_at(std::int64_t first_row, std::int64_t rows, std::int64_t step = 1) {
+  AttendTask task;
+  task.head_count = kHeads;
+  task.batch_count = 2;
+  task.q_count = task.k_count = rows;
+  task.q = {address(first_row * kRow), 1000 * kRow, step * kRow, kDim};
+  task.k = {address((1 << 20) + first_row * kRow), 1000 * kRow, step * kRow, kDim};
+  task.d_out = {address((2 << 20) + first_row * kRow), 1000 * kRow, step * kRow, kDim};
+  task.v = {address((3 << 20) + 8 + first_row * kRow), 1000 * kRow, step * kRow, kDim};
+  return task;
+}
+kernels::AttendShape shape_of(int group = 1) {
+  kernels::AttendShape shape;
+  shape.dtype = DType::bfloat16;
+  shape.head_dim = shape.head_dim_v = kDim;
+  shape.group = group;
+  return shape;
+}
+
+TEST(TileMaps, TasksOfOneTensorShareAMap) {
+  const std::vector<AttendTask> documents{task_at(300, 200), task_at(100, 50), task_at(900, 100)};
+  const TileMaps maps = tile_maps_of(shape_of(), documents, Owner::state);
+  ASSERT_EQ(maps.count, 2) << "k, and v, which does not begin whole rows behind it";
+  EXPECT_EQ(maps.maps[0].begin, documents[1].k.data) << "the first one in memory";
+  EXPECT_EQ(maps.maps[0].rows, 900);
+  EXPECT_EQ(maps.maps[0].heads, kHeads);
+  EXPECT_EQ(maps.maps[0].batches, 2);
+  EXPECT_EQ(maps.maps[0].width, kDim);
+  for (const AttendTask& task : documents) {
+    const TilePlace k = find_place(maps, task.k, kDim);
+    const TilePlace v = find_place(maps, task.v, kDim);
+    EXPECT_EQ(k.map, 0);
+    EXPECT_EQ(v.map, 1);
+    EXPECT_EQ(k.row, (static_cast<char*>(task.k.data) - static_cast<char*>(documents[1].k.data)) / (2 * kRow));
+    EXPECT_EQ(v.row, k.row);
+    EXPECT_EQ(find_place(maps, task.k, kDim / 2).map, -1) << "another width";
+    EXPECT_EQ(find_place(maps, task.d_out, kDim).map, -1) << "not of this pass";
+  }
+}
+
+TEST(TileMaps, BackwardWalksOverQueriesForKeys) {
+  const std::vector<AttendTask> tasks{task_at(0, 64)};
+  const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::key_gradients);
+  EXPECT_GE(find_place(maps, tasks[0].q, kDim).map, 0);
+  EXPECT_GE(find_place(maps, tasks[0].d_out, kDim).map, 0);
+  const TileMaps keys = tile_maps_of(shape_of(), tasks, Owner::query_gradients);
+  EXPECT_GE(find_place(keys, tasks[0].k, kDim).map, 0);
+  EXPECT_EQ(find_place(keys, tasks[0].v, kDim).row, 0);
+}
+
+TEST(TileMaps, HeadsOfTheKeySide) {
+  AttendTask task = task_at(0, 64);
+  task.head_first = 8;
+  task.head_count = 8;
+  task.kv_head_first = 2;  // of heads 2, 3
+  const TileMaps maps = tile_maps_of(shape_of(4), {&task, 1}, Owner::state);
+  EXPECT_EQ(maps.maps[0].heads, 2);
+}
+
+TEST(TileMaps, DilatedViewsHaveMapsOfTheirOwn) {
+  std::vector<AttendTask> tasks;
+  for (int step = 1; step <= 4; ++step) tasks.push_back(task_at(step, 64, step));
+  const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::state);
+  ASSERT_EQ(maps.count, TileMaps::kMost) << "room for three of k and of v";
+  for (int step = 1; step <= 4; ++step) {
+    const AttendTask& task = tasks[static_cast<std::size_t>(step - 1)];
+    EXPECT_EQ(find_place(maps, task.k, kDim).map >= 0, step <= 3) << step;
+    EXPECT_EQ(find_place(maps, task.v, kDim).map >= 0, step <= 3) << step;
+  }
+}
+
+TEST(TileMaps, OnlyWhatTheHardwareCanTake) {
+  const auto maps_of = [](auto change) {
+    AttendTask task = task_at(0, 64);
+    task.v = task.k;
+    change(task.k);
+    task.v = task.k;
+    return tile_maps_of(shape_of(), {&task, 1}, Owner::state).count;
+  };
+  using Keys = kernels::KeyRows;
+  EXPECT_EQ(maps_of([](Keys&) {}), 1);
+  EXPECT_EQ(maps_of([](Keys& k) { k.data = static_cast<char*>(k.data) + 2; }), 0) << "begins at a multiple of 16 bytes";
+  EXPECT_EQ(maps_of([](Keys& k) { k.row_stride += 4; }), 0) << "strides are multiples of 16 bytes";
+  EXPECT_EQ(maps_of([](Keys& k) { k.head_stride += 4; }), 0);
+  EXPECT_EQ(maps_of([](Keys& k) { k.batch_stride += 4; }), 0);
+  EXPECT_EQ(maps_of([](Keys& k) { k.row_stride = -k.row_stride; }), 0);
+  EXPECT_EQ(maps_of([](Keys& k) { k.head_stride = 0; }), 0) << "heads that are one and the same";
+  EXPECT_EQ(maps_of([](Keys& k) { k.batch_stride = std::int64_t{1} << 40; }), 0);
+}
+
+TEST(TileMaps, OneHeadOrBatchItemNeedsNoStride) {
+  AttendTask task = task_at(0, 64);
+  task.head_count = task.batch_count = 1;
+  task.k.head_stride = 3;
+  task.k.batch_stride = 0;
+  EXPECT_GE(find_place(tile_maps_of(shape_of(), {&task, 1}, Owner::state), task.k, kDim).map, 0);
+}
+
+}  // namespace
+}  // namespace ringspan::cuda

@@ -1,0 +1,50 @@
+// Tile maps: operands whose tiles the hardware can copy by itself (TMA), where one thread asks for a whole tile. A map says
+// where an operand's rows lie; a tensor map is made from it by the driver (device_tensor_maps.h), or it is followed by the
+// emulation. What has no map is copied by all threads (copy_tile), with the same bytes in shared memory.
+//
+// One map serves all tasks of a call whose operands differ in where they begin by whole rows: shards, documents and windows of
+// one tensor; views with another row stride (dilated ones) have one of their own, as long as there is room.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/machine.h"
+
+namespace ringspan::cuda {
+
+// Rows of `width` 16-bit elements; strides in elements.
+struct TileMap {
+  const void* begin = nullptr;
+  std::int64_t row_stride = 0, head_stride = 0, batch_stride = 0;
+  std::int64_t rows = 0, heads = 0, batches = 0;
+  int width = 0;
+};
+
+struct TileMaps {
+  static constexpr int kMost = 6;
+  TileMap maps[kMost];
+  int count = 0;
+};
+
+// Where an operand of a task is found.
+struct TilePlace {
+  int map = -1;  // none
+  int row = 0;   // of the operand's first one
+};
+
+template <typename Operand>
+RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operand, int width) {
+  for (int index = 0; index < maps.count; ++index) {
+    const TileMap& map = maps.maps[index];
+    if (map.row_stride != operand.row_stride || map.head_stride != operand.head_stride ||
+        map.batch_stride != operand.batch_stride || map.width != width) {
+      continue;
+    }
+    const std::int64_t distance = static_cast<const char*>(operand.data) - static_cast<const char*>(map.begin);
+    const std::int64_t row = distance / (map.row_stride * 2);
+    if (row * map.row_stride * 2 == distance && row >= 0 && row < map.rows) return {index, static_cast<int>(row)};
+  }
+  return {};
+}
+
+}  // namespace ringspan::cuda
