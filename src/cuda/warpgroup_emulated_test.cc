@@ -1,0 +1,118 @@
+// What the programs for warpgroups have of their own, emulated: tiles that the hardware copies, and scores that are scaled
+// late. That their results are right is tested with everything else (attend_test.cc, attend_gradient_test.cc).
+#include <gtest/gtest.h>
+
+#include "cuda/emulation.h"
+#include "cuda/make_tile_maps.h"
+#include "kernels/attend_harness.h"
+
+namespace ringspan::cuda {
+namespace {
+
+using kernels::testing::kUnbounded;
+using kernels::testing::Part;
+using kernels::testing::Spec;
+using kernels::testing::Tensor;
+using kernels::testing::World;
+
+std::vector<kernels::AttendKernel> warpgroups_of(std::span<const kernels::AttendKernel> kernels) {
+  std::vector<kernels::AttendKernel> list;
+  for (const kernels::AttendKernel& kernel : kernels) {
+    if (kernel.name.find("wgmma") != std::string_view::npos) list.push_back(kernel);
+  }
+  return list;
+}
+
+// Shards whose keys begin and end within tiles, a window and a dilated view, over all heads and batch items.
+Spec spec_of(const kernels::AttendKernel& kernel) {
+  Spec s;
+  s.dtype = kernels::testing::dtype_of(kernel);
+  s.rows_inner = s.dtype == DType::float16;
+  s.head_dim = s.dtype == DType::float16 ? 72 : 64, s.head_dim_v = 64;
+  s.batch = 2, s.kv_heads = 2, s.group = 2, s.n_q = 150, s.n_k = 400;
+  return s;
+}
+std::vector<Part> parts_of(const World& world) {
+  Part first = world.whole(-kUnbounded, 0);
+  first.k_count = 200;
+  Part second = world.whole(-130, 200);
+  second.k_row = 200, second.k_count = 200;
+  Part dilated = world.whole();
+  dilated.q_row = 1, dilated.q_stride = 2, dilated.q_count = 74;
+  dilated.k_row = 7, dilated.k_stride = 3, dilated.k_count = 130;
+  return {first, second, dilated};
+}
+
+int mapped(World& world, Owner owner) {
+  const std::vector<kernels::AttendTask> tasks = world.tasks(parts_of(world));
+  return tile_maps_of(world.params(1).shape, tasks, owner).count;
+}
+
+void expect_same(const Tensor& a, const Tensor& b, const char* name) {
+  a.for_each([&](auto batch, auto row, auto head, auto e) {
+    const double x = a.get(batch, row, head, e), y = b.get(batch, row, head, e);
+    ASSERT_TRUE(x == y || (x != x && y != y)) << name << " row " << row << " head " << head << ": " << x << ", " << y;
+  });
+}
+
+class WarpgroupForwardTest : public ::testing::TestWithParam<kernels::AttendKernel> {};
+class WarpgroupBackwardTest : public ::testing::TestWithParam<kernels::AttendKernel> {};
+
+// Rows 3 elements apart from each other have no map, rows 16 apart have one.
+TEST_P(WarpgroupForwardTest, MappedTilesGiveTheSameBits) {
+  Spec s = spec_of(GetParam());
+  World threads(s);
+  s.gap = 16;
+  World hardware(s);
+  ASSERT_EQ(mapped(threads, Owner::state), 0);
+  ASSERT_EQ(mapped(hardware, Owner::state), 4) << "k and v, two row strides";
+  for (World* world : {&threads, &hardware}) run_kernel(GetParam(), *world, parts_of(*world));
+  expect_forward(hardware, parts_of(hardware), s.describe());
+  expect_same(threads.m, hardware.m, "m");
+  expect_same(threads.l, hardware.l, "l");
+  expect_same(threads.acc, hardware.acc, "acc");
+}
+
+TEST_P(WarpgroupBackwardTest, MappedTilesGiveTheSameBits) {
+  Spec s = spec_of(GetParam());
+  World threads(s);
+  s.gap = 16;
+  World hardware(s);
+  for (const Owner owner : {Owner::query_gradients, Owner::key_gradients}) {
+    ASSERT_EQ(mapped(threads, owner), 0);
+    ASSERT_EQ(mapped(hardware, owner), 4);
+  }
+  const auto rows = exact_attention(hardware, parts_of(hardware));
+  for (World* world : {&threads, &hardware}) {
+    set_final_rows(*world, rows);
+    run_kernel(GetParam(), *world, parts_of(*world));
+  }
+  expect_backward(hardware, parts_of(hardware), s.describe());
+  expect_same(threads.dq, hardware.dq, "dq");
+  expect_same(threads.dk, hardware.dk, "dk");
+  expect_same(threads.dv, hardware.dv, "dv");
+}
+
+// Maxima are of products, where the scale allows it; a state of before has them in natural units.
+TEST_P(WarpgroupForwardTest, AnyScale) {
+  for (const float scale : {0.4F, -0.3F, 1e-20F, -1e-20F, 0x1p-40F, 0x1p+40F}) {
+    Spec s;
+    s.dtype = kernels::testing::dtype_of(GetParam());
+    s.n_q = 130, s.n_k = 400;
+    s.scale = scale;
+    s.magnitude = std::abs(scale) > 1.0F ? 0x1p-20 : 1.0;
+    World world(s);
+    std::vector<Part> parts{world.whole(-kUnbounded, 0), world.whole(1, kUnbounded)};
+    run_kernel(GetParam(), world, {parts[0]});
+    run_kernel(GetParam(), world, {parts[1]});
+    expect_forward(world, parts, s.describe() + " scale " + std::to_string(scale));
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Kernels, WarpgroupForwardTest, ::testing::ValuesIn(warpgroups_of(emulated_attend_kernels())),
+                         kernels::testing::kernel_name);
+INSTANTIATE_TEST_SUITE_P(Kernels, WarpgroupBackwardTest, ::testing::ValuesIn(warpgroups_of(emulated_attend_backward_kernels())),
+                         kernels::testing::kernel_name);
+
+}  // namespace
+}  // namespace ringspan::cuda
