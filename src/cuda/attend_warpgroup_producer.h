@@ -25,20 +25,29 @@ class AttendWarpgroupProducer {
 
   RINGSPAN_DEVICE void run(std::int64_t block) {
     const AttendWork work = AttendWork::template of<P>(arguments_, block);
+    m_.prefetch_maps(arguments_.maps.count);
     for (const Task* task = work.first_task; task != work.end_task; ++task) {
       if (work.begins_queries(task)) copy_queries(work, *task);
       const Walk walk = Walk::of(work, *task, arguments_.params.shape.group);
-      const TilePlace keys = find_place(arguments_.maps, task->k, arguments_.params.shape.head_dim);
-      const TilePlace values = find_place(arguments_.maps, task->v, arguments_.params.shape.head_dim_v);
+      const TilePlace keys = find(task->k, arguments_.params.shape.head_dim, *task, walk, work);
+      const TilePlace values = find(task->v, arguments_.params.shape.head_dim_v, *task, walk, work);
       for (int tile = 0; tile < walk.tiles; ++tile) {
         copy_keys(work, *task, walk, keys, tile);
         if (tile > 0) copy_values(work, *task, walk, values, tile - 1);
       }
       if (walk.tiles > 0) copy_values(work, *task, walk, values, walk.tiles - 1);
     }
+    query_ring_.finish(m_);
+    key_ring_.finish(m_);
+    value_ring_.finish(m_);
   }
 
  private:
+  RINGSPAN_DEVICE TilePlace find(const kernels::KeyRows& operand, int width, const Task& task, const Walk& walk,
+                                 const AttendWork& work) const {
+    return find_place(arguments_.maps, operand, width, task.k_count, walk.kv + 1, work.batch + 1);
+  }
+
   RINGSPAN_DEVICE void copy_queries(const AttendWork& work, const Task& task) {
     query_ring_.acquire(m_);
     const auto rows = view_of<const Element>(task.q, work.batch, work.head);

@@ -51,7 +51,8 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   using Registers = typename CudaMachine<kRoleThreads>::template Registers<T, kCount>;
 
   // tensor_maps: a parameter of the kernel, of a role that copies boxes.
-  explicit __device__ __forceinline__ HopperMachine(const TensorMaps* tensor_maps = nullptr) : tensor_maps_(tensor_maps) {}
+  explicit __device__ __forceinline__ HopperMachine(const TensorMaps* tensor_maps = nullptr)
+      : tensor_maps_(tensor_maps), warpgroup_(uniform((static_cast<int>(threadIdx.x) - kFirstThread) / kWarpgroup)) {}
 
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
@@ -88,11 +89,6 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
         "l"(from), "r"(static_cast<int>(valid))
         : "memory");
   }
-  __device__ __forceinline__ void commit_copies() { asm volatile("cp.async.commit_group;" ::: "memory"); }
-  template <int kPending>
-  __device__ __forceinline__ void wait_copies() {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
-  }
   __device__ __forceinline__ void store_shared(int, void* to, const Chunk& chunk) { *static_cast<Chunk*>(to) = chunk; }
   __device__ __forceinline__ Chunk load_shared(int, const void* from) { return *static_cast<const Chunk*>(from); }
   __device__ __forceinline__ void fence_async() {
@@ -114,6 +110,10 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   }
   __device__ __forceinline__ void arrive_when_copied(std::uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+  }
+  __device__ __forceinline__ void prefetch_maps(int count) {
+    const int thread = static_cast<int>(threadIdx.x) - kFirstThread;
+    if (thread < count) asm volatile("prefetch.tensormap [%0];" ::"l"(tensor_maps_->maps + thread) : "memory");
   }
   __device__ __forceinline__ void expect_bytes(std::uint32_t barrier, int bytes) {
     asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
@@ -137,14 +137,14 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
 
   // The turn is that of the first warpgroup, until it is passed.
   __device__ __forceinline__ void begin_turns() {
-    if (warpgroup() == 1) arrive_turn(0);
+    if (warpgroup_ == 1) arrive_turn(0);
   }
   __device__ __forceinline__ void take_turn() {
-    asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + warpgroup()), "n"(kRoleThreads) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(kFirstTurn + warpgroup_), "n"(kRoleThreads) : "memory");
   }
-  __device__ __forceinline__ void pass_turn() { arrive_turn(1 - warpgroup()); }
+  __device__ __forceinline__ void pass_turn() { arrive_turn(1 - warpgroup_); }
   __device__ __forceinline__ void end_turns() {  // nobody may leave with a turn that waits for another
-    if (warpgroup() == 0) take_turn();
+    if (warpgroup_ == 0) take_turn();
   }
 
   // By all threads of the role: how many registers each has from here on.
@@ -160,7 +160,7 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   template <DType kType, int kN, Major kMajor, typename DescribeA>
   __device__ __forceinline__ void multiply(Registers<float, kN / 2>& sums, DescribeA&& describe_a, std::uint64_t b,
                                            int accumulate) {
-    const std::uint64_t a = describe_a(warpgroup());
+    const std::uint64_t a = describe_a(warpgroup_);
     [[maybe_unused]] float(&c)[kN / 2] = sums.values;
     [[maybe_unused]] constexpr int kTranspose = kMajor == Major::mn;
 #if RINGSPAN_WARPGROUPS
@@ -217,12 +217,12 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
 
  private:
   const TensorMaps* const tensor_maps_;
+  const int warpgroup_;  // of the role
   static constexpr int kBarrier = kFirstThread == 0 ? 1 : 2;
   static constexpr int kFirstTurn = 3;
   static __device__ __forceinline__ void arrive_turn(int warpgroup) {
     asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + warpgroup), "n"(kRoleThreads) : "memory");
   }
-  static __device__ __forceinline__ int warpgroup() { return uniform(static_cast<int>(threadIdx.x) / kWarpgroup); }
   // The compiler may not move what touches these registers across this place.
   template <int kCount>
   static __device__ __forceinline__ void hold(Registers<float, kCount>& r) {

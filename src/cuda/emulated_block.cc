@@ -113,16 +113,6 @@ void EmulatedBlock::finish_event(int role) {
   }
 }
 
-void EmulatedBlock::wait_copies(int role, int pending_groups) {
-  std::deque<Event>& events = under_way_[role];
-  require(events.empty() || events.back().kind != Event::copy, "copies are waited for that were not committed");
-  auto groups = std::count_if(events.begin(), events.end(), [](const Event& event) { return event.kind == Event::commit; });
-  while (groups > pending_groups) {
-    if (events.front().kind == Event::commit) --groups;
-    finish_event(role);
-  }
-}
-
 void EmulatedBlock::init_barrier(std::uint32_t barrier, int arrivals) {
   require(barrier % 8 == 0, "a barrier lies at a multiple of 8 bytes");
   barriers_[barrier] = {.expected = arrivals, .pending = arrivals};

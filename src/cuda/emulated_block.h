@@ -49,12 +49,10 @@ class EmulatedBlock {
   void fence_async(int role);
   void sync(int role);  // all threads of the role
 
-  // Copies: in the order in which they began; of a role those before a commit are a group.
+  // Copies arrive in the order in which a role began them.
   void begin_copy(int role, void* to, const void* from_or_null);
   // 16 bytes by the async proxy.
   void begin_box_copy(int role, std::uint32_t address, const void* data);
-  void commit_copies(int role) { under_way_[role].push_back({Event::commit, {}, {}, {}, {}}); }
-  void wait_copies(int role, int pending_groups);
 
   // Barriers, 8 bytes of shared memory each.
   void init_barrier(std::uint32_t barrier, int arrivals);
@@ -80,7 +78,7 @@ class EmulatedBlock {
     std::uint64_t written_at = 0, read_at = 0;
   };
   struct Event {
-    enum Kind : std::uint8_t { copy, commit, arrival, bytes } kind = copy;
+    enum Kind : std::uint8_t { copy, arrival, bytes } kind = copy;
     void* to = nullptr;
     std::array<unsigned char, 16> data{};
     std::uint32_t barrier = 0;

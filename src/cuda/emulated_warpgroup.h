@@ -91,11 +91,6 @@ class EmulatedHopperMachine {
     require(reinterpret_cast<std::uintptr_t>(from) % 16 == 0, "cp.async takes 16 aligned bytes");
     block_.begin_copy(role_, to, valid ? from : nullptr);
   }
-  void commit_copies() { block_.commit_copies(role_); }
-  template <int kPending>
-  void wait_copies() {
-    block_.wait_copies(role_, kPending);
-  }
   void store_shared(int, void* to, const Chunk& value) {
     block_.begin_write(role_, shared_address(to));
     std::memcpy(to, &value, 16);
@@ -112,6 +107,7 @@ class EmulatedHopperMachine {
   void arrive_threads(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads); }
   void arrive_warps(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads / 32); }
   void arrive_when_copied(std::uint32_t barrier) { block_.arrive_when_copied(role_, barrier, kThreads); }
+  void prefetch_maps(int) {}
   void expect_bytes(std::uint32_t barrier, int bytes) { block_.expect_bytes(barrier, bytes); }
   template <int kRows>
   void copy_box(const TileMaps& maps, int map, std::uint32_t to, const BoxCorner& corner, std::uint32_t barrier) {

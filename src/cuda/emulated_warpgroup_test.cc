@@ -29,13 +29,17 @@ TEST(WarpgroupDescriptor, Bits) {
   EXPECT_EQ(d >> 62, 1U);
   EXPECT_EQ(d & ~0x40003fff3fff3fffULL, 0U);
   EXPECT_EQ(descriptor(0x1c0000 | 0x400, 0, 0) & 0x3fff, 0x40U) << "18 bits of an address";
-  EXPECT_EQ(descriptor_k<128>(0, 64, 96) & 0x3fff, (128 * 128 + 64 * 128 + 64U) >> 4) << "second panel, chunk 4 of row 64";
-  EXPECT_EQ(descriptor_mn<128>(0, 48) >> 16 & 0x3fff, 128 * 128U >> 4) << "from panel to panel";
+  EXPECT_EQ(offset_k<128>(64, 96), 128 * 128 + 64 * 128 + 64) << "second panel, chunk 4 of row 64";
+  EXPECT_EQ(descriptor_mn<128>(0x400) >> 16 & 0x3fff, 128 * 128U >> 4) << "from panel to panel";
+  for (const int bytes : {0, 32, 0x1c000}) {
+    EXPECT_EQ(advance(descriptor_mn<128>(0x20000), bytes), descriptor_mn<128>(0x20000U + static_cast<std::uint32_t>(bytes)));
+  }
 }
 
 // Shared memory with A (128 x 128) and B (128 x 128) as tiles, brought there by copies.
 struct World {
   World() {
+    machine.init_barrier(barrier(), kThreads);
     std::mt19937 random(11);
     for (auto* matrix : {&a, &b}) {
       matrix->resize(128 * 128);
@@ -48,10 +52,12 @@ struct World {
   void copy() {
     copy_tile<128, 128, std::uint16_t>(machine, a_tile(), rows(a), 0, 128, 128);
     copy_tile<128, 128, std::uint16_t>(machine, b_tile(), rows(b), 0, 128, 128);
-    machine.commit_copies();
+    machine.arrive_when_copied(barrier());
   }
+  std::uint32_t barrier() { return block.address_of(b_tile() + 128 * 256); }
+  void wait() { machine.wait(barrier(), phase++ % 2); }
   void arrive() {
-    machine.wait_copies<0>();
+    wait();
     machine.fence_async();
     machine.sync();
   }
@@ -64,6 +70,7 @@ struct World {
   std::vector<unsigned char> shared = std::vector<unsigned char>(2 * 128 * 256 + 1088);
   EmulatedBlock block{shared.data(), static_cast<int>(shared.size())};
   Machine machine{block};
+  int phase = 0;
   Machine::Registers<float, 64> c;
   Machine::Registers<std::uint32_t, 32> w;
 };
@@ -141,7 +148,7 @@ TEST(EmulatedWarpgroup, CopiesFillWithZeros) {
   copy_tile<128, 128, std::uint16_t>(world->machine, world->a_tile(), world->rows(world->a), 1, 3, 19);
   // Rows that begin at odd addresses: element by element.
   copy_tile<128, 128, std::uint16_t>(world->machine, world->b_tile(), {world->a.data() + 1, 127}, 1, 3, 19);
-  world->machine.commit_copies();
+  world->machine.arrive_when_copied(world->barrier());
   world->arrive();
   for (int row = 0; row < 128; ++row) {
     for (int k = 0; k < 128; ++k) {
@@ -161,16 +168,14 @@ TEST(EmulatedWarpgroup, MappedTilesAreTheSame) {
   for (const int width : {128, 72}) {
     const auto world = std::make_unique<World>();
     copy_tile<64, 128, std::uint16_t>(world->machine, world->a_tile(), world->rows(world->a), 5, 64, width);
-    world->machine.commit_copies();
-    world->machine.wait_copies<0>();
+    world->machine.arrive_when_copied(world->barrier());
+    world->wait();
     TileMaps maps;
     maps.maps[maps.count++] = {world->a.data() + 128, 128, 0, 0, 127, 1, 1, width};
-    const std::uint32_t barrier = world->block.address_of(world->b_tile() + 128 * 256);
-    world->machine.init_barrier(barrier, 1);
-    copy_mapped_tile<64, 128>(world->machine, world->b_tile(), maps, 0, {0, 4, 0, 0}, barrier);
+    copy_mapped_tile<64, 128>(world->machine, world->b_tile(), maps, 0, {0, 4, 0, 0}, world->barrier());
     EXPECT_NE(std::memcmp(world->a_tile(), world->b_tile(), 64 * 256), 0) << "nobody has waited";
-    world->block.arrive(0, barrier, 1);
-    world->machine.wait(barrier, 0);
+    world->machine.arrive_threads(world->barrier());
+    world->wait();
     EXPECT_EQ(std::memcmp(world->a_tile(), world->b_tile(), 64 * 256), 0) << width;
   }
 }
@@ -191,22 +196,20 @@ TEST(EmulatedWarpgroup, RulesOfSharedMemory) {
   const auto multiplies = [](auto prepare) {
     return broken_rule([&](World& world) {
       world.copy();
-      prepare(world.machine);
+      prepare(world);
       world.machine.fence_registers(world.c);
       world.multiply();
     });
   };
-  EXPECT_THAT(multiplies([](Machine& m) { m.wait_copies<0>(), m.fence_async(), m.sync(); }), ::testing::IsEmpty());
-  EXPECT_THAT(multiplies([](Machine& m) { m.fence_async(), m.sync(); }),
+  EXPECT_THAT(multiplies([](World& w) { w.wait(), w.machine.fence_async(), w.machine.sync(); }), ::testing::IsEmpty());
+  EXPECT_THAT(multiplies([](World& w) { w.machine.fence_async(), w.machine.sync(); }),
               ::testing::HasSubstr("before its copy was waited for"));
-  EXPECT_THAT(multiplies([](Machine& m) { m.wait_copies<1>(), m.fence_async(), m.sync(); }),
-              ::testing::HasSubstr("before its copy was waited for"));
-  EXPECT_THAT(multiplies([](Machine& m) { m.wait_copies<0>(), m.sync(); }), ::testing::HasSubstr("without fence_async"));
-  EXPECT_THAT(multiplies([](Machine& m) { m.wait_copies<0>(), m.fence_async(); }), ::testing::HasSubstr("without a barrier"));
-  EXPECT_THAT(multiplies([](Machine& m) { m.wait_copies<0>(), m.sync(), m.fence_async(); }),
+  EXPECT_THAT(multiplies([](World& w) { w.wait(), w.machine.sync(); }), ::testing::HasSubstr("without fence_async"));
+  EXPECT_THAT(multiplies([](World& w) { w.wait(), w.machine.fence_async(); }), ::testing::HasSubstr("without a barrier"));
+  EXPECT_THAT(multiplies([](World& w) { w.wait(), w.machine.sync(), w.machine.fence_async(); }),
               ::testing::HasSubstr("without a barrier"))
       << "the fence comes before the barrier";
-  EXPECT_THAT(multiplies([](Machine& m) { m.fence_async(), m.wait_copies<0>(), m.sync(); }),
+  EXPECT_THAT(multiplies([](World& w) { w.machine.fence_async(), w.wait(), w.machine.sync(); }),
               ::testing::HasSubstr("without fence_async"))
       << "the fence comes after the wait";
   EXPECT_THAT(broken_rule([](World& world) {
@@ -238,7 +241,7 @@ TEST(EmulatedWarpgroup, RulesOfBuffers) {
               ::testing::HasSubstr("a copy to it is under way"));
   EXPECT_THAT(broken_rule([](World& world) {
                 world.copy();
-                world.machine.wait_copies<0>();
+                world.wait();
                 world.machine.load_shared(0, world.a_tile());
               }),
               ::testing::HasSubstr("without a barrier"));

@@ -25,18 +25,21 @@ class GradientWarpgroupProducer {
         work_(arguments, block) {}
 
   RINGSPAN_DEVICE void run(std::int64_t block) {
+    m_.prefetch_maps(arguments_.maps.count);
     const Group& group = Work::group_of(arguments_, block);
     const Task* const begin = arguments_.tasks + group.first_task;
     for (const Task* task = begin; task != begin + group.task_count; ++task) {
       const kernels::IndexRange heads = work_.heads_of(*task);
       if (heads.empty()) continue;
       copy_rows(*task, static_cast<int>(heads.begin));
-      find_places(*task);
+      find_places(*task, static_cast<int>(heads.end));
       for (auto t = static_cast<int>(heads.begin); t < static_cast<int>(heads.end); ++t) {
         const Walk walk = work_.walk_of(*task, t);
         for (int tile = 0; tile < walk.tiles; ++tile) copy_columns(*task, walk, tile);
       }
     }
+    row_ring_.finish(m_);
+    column_ring_.finish(m_);
   }
 
  private:
@@ -49,14 +52,17 @@ class GradientWarpgroupProducer {
     row_ring_.publish(m_);
   }
 
-  RINGSPAN_DEVICE void find_places(const Task& task) {
+  // For the query heads of the task up to `heads`.
+  RINGSPAN_DEVICE void find_places(const Task& task, int heads) {
     const kernels::AttendShape& shape = arguments_.params.shape;
+    const int batches = work_.batch + 1;
     if constexpr (Work::kOwnsQueries) {
-      y1_ = find_place(arguments_.maps, task.k, shape.head_dim);
-      y2_ = find_place(arguments_.maps, task.v, shape.head_dim_v);
+      const auto kv_heads = static_cast<int>(work_.kv_head(task, heads - 1)) + 1;
+      y1_ = find_place(arguments_.maps, task.k, shape.head_dim, task.k_count, kv_heads, batches);
+      y2_ = find_place(arguments_.maps, task.v, shape.head_dim_v, task.k_count, kv_heads, batches);
     } else {
-      y1_ = find_place(arguments_.maps, task.q, shape.head_dim);
-      y2_ = find_place(arguments_.maps, task.d_out, shape.head_dim_v);
+      y1_ = find_place(arguments_.maps, task.q, shape.head_dim, task.q_count, heads, batches);
+      y2_ = find_place(arguments_.maps, task.d_out, shape.head_dim_v, task.q_count, heads, batches);
     }
   }
 

@@ -92,6 +92,10 @@ class GradientWork {
   }
   static RINGSPAN_DEVICE std::int64_t head_of(const Task& task, int t) { return task.head_first + t * task.head_step; }
 
+  RINGSPAN_DEVICE std::int64_t kv_head(const Task& task, int t) const {
+    return kernels::kv_index(task, head_of(task, t) / arguments_.params.shape.group);
+  }
+
   RINGSPAN_DEVICE kernels::IndexRange columns_of_row(const Task& task, int row) const {
     if constexpr (kOwnsQueries) return kernels::keys_of_row(task, first_row + row);
     const std::int64_t j = task.k_first + (first_row + row) * task.k_step;
@@ -139,10 +143,6 @@ class GradientWork {
   int batch, head, first_row, rows;
 
  private:
-  RINGSPAN_DEVICE std::int64_t kv_head(const Task& task, int t) const {
-    return kernels::kv_index(task, head_of(task, t) / arguments_.params.shape.group);
-  }
-
   const AttendArguments& arguments_;
 };
 

@@ -33,6 +33,13 @@ kernels::AttendShape shape_of(int group = 1) {
   return shape;
 }
 
+TilePlace place_of(const TileMaps& maps, const AttendTask& task, const kernels::KeyRows& operand, int width = kDim) {
+  return find_place(maps, operand, width, task.k_count, static_cast<int>(task.head_count), static_cast<int>(task.batch_count));
+}
+TilePlace place_of(const TileMaps& maps, const AttendTask& task, const kernels::Rows& operand) {
+  return find_place(maps, operand, kDim, task.q_count, static_cast<int>(task.head_count), static_cast<int>(task.batch_count));
+}
+
 TEST(TileMaps, TasksOfOneTensorShareAMap) {
   const std::vector<AttendTask> documents{task_at(300, 200), task_at(100, 50), task_at(900, 100)};
   const TileMaps maps = tile_maps_of(shape_of(), documents, Owner::state);
@@ -43,25 +50,25 @@ TEST(TileMaps, TasksOfOneTensorShareAMap) {
   EXPECT_EQ(maps.maps[0].batches, 2);
   EXPECT_EQ(maps.maps[0].width, kDim);
   for (const AttendTask& task : documents) {
-    const TilePlace k = find_place(maps, task.k, kDim);
-    const TilePlace v = find_place(maps, task.v, kDim);
+    const TilePlace k = place_of(maps, task, task.k);
+    const TilePlace v = place_of(maps, task, task.v);
     EXPECT_EQ(k.map, 0);
     EXPECT_EQ(v.map, 1);
     EXPECT_EQ(k.row, (static_cast<char*>(task.k.data) - static_cast<char*>(documents[1].k.data)) / (2 * kRow));
     EXPECT_EQ(v.row, k.row);
-    EXPECT_EQ(find_place(maps, task.k, kDim / 2).map, -1) << "another width";
-    EXPECT_EQ(find_place(maps, task.d_out, kDim).map, -1) << "not of this pass";
+    EXPECT_EQ(place_of(maps, task, task.k, kDim / 2).map, -1) << "another width";
+    EXPECT_EQ(place_of(maps, task, task.d_out).map, -1) << "not of this pass";
   }
 }
 
 TEST(TileMaps, BackwardWalksOverQueriesForKeys) {
   const std::vector<AttendTask> tasks{task_at(0, 64)};
   const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::key_gradients);
-  EXPECT_GE(find_place(maps, tasks[0].q, kDim).map, 0);
-  EXPECT_GE(find_place(maps, tasks[0].d_out, kDim).map, 0);
+  EXPECT_GE(place_of(maps, tasks[0], tasks[0].q).map, 0);
+  EXPECT_GE(place_of(maps, tasks[0], tasks[0].d_out).map, 0);
   const TileMaps keys = tile_maps_of(shape_of(), tasks, Owner::query_gradients);
-  EXPECT_GE(find_place(keys, tasks[0].k, kDim).map, 0);
-  EXPECT_EQ(find_place(keys, tasks[0].v, kDim).row, 0);
+  EXPECT_GE(place_of(keys, tasks[0], tasks[0].k).map, 0);
+  EXPECT_EQ(place_of(keys, tasks[0], tasks[0].v).row, 0);
 }
 
 TEST(TileMaps, HeadsOfTheKeySide) {
@@ -80,8 +87,8 @@ TEST(TileMaps, DilatedViewsHaveMapsOfTheirOwn) {
   ASSERT_EQ(maps.count, TileMaps::kMost) << "room for three of k and of v";
   for (int step = 1; step <= 4; ++step) {
     const AttendTask& task = tasks[static_cast<std::size_t>(step - 1)];
-    EXPECT_EQ(find_place(maps, task.k, kDim).map >= 0, step <= 3) << step;
-    EXPECT_EQ(find_place(maps, task.v, kDim).map >= 0, step <= 3) << step;
+    EXPECT_EQ(place_of(maps, task, task.k).map >= 0, step <= 3) << step;
+    EXPECT_EQ(place_of(maps, task, task.v).map >= 0, step <= 3) << step;
   }
 }
 
@@ -109,7 +116,31 @@ TEST(TileMaps, OneHeadOrBatchItemNeedsNoStride) {
   task.head_count = task.batch_count = 1;
   task.k.head_stride = 3;
   task.k.batch_stride = 0;
-  EXPECT_GE(find_place(tile_maps_of(shape_of(), {&task, 1}, Owner::state), task.k, kDim).map, 0);
+  EXPECT_GE(place_of(tile_maps_of(shape_of(), {&task, 1}, Owner::state), task, task.k).map, 0);
+}
+
+// Beyond the ends of its map an operand would be zeros: a map of one head, whose stride did not matter, is not for two that are
+// the same in memory. Likewise batch items, and rows.
+TEST(TileMaps, OnlyWhatTheMapHas) {
+  const auto covers = [](auto grow) {
+    std::vector<AttendTask> tasks{task_at(0, 64), task_at(0, 64)};
+    for (AttendTask& task : tasks) {
+      task.head_count = task.batch_count = 1;
+      task.k.head_stride = task.k.batch_stride = 0;
+    }
+    grow(tasks[1]);
+    const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::state);
+    EXPECT_GE(place_of(maps, tasks[0], tasks[0].k).map, 0);
+    return place_of(maps, tasks[1], tasks[1].k).map >= 0;
+  };
+  EXPECT_TRUE(covers([](AttendTask&) {}));
+  EXPECT_FALSE(covers([](AttendTask& task) { task.head_count = 2; }));
+  EXPECT_FALSE(covers([](AttendTask& task) { task.batch_count = 2; }));
+  EXPECT_TRUE(covers([](AttendTask& task) { task.k_count = 200; })) << "the map grows";
+  AttendTask task = task_at(0, 64);
+  const TileMaps maps = tile_maps_of(shape_of(), {&task, 1}, Owner::state);
+  task.k_count = 65;
+  EXPECT_EQ(place_of(maps, task, task.k).map, -1);
 }
 
 }  // namespace

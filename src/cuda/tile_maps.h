@@ -32,17 +32,20 @@ struct TilePlace {
   int row = 0;   // of the operand's first one
 };
 
+// Of an operand whose rows, heads and batch items up to these counts are going to be asked for: beyond the ends of its map the
+// hardware would deliver zeros.
 template <typename Operand>
-RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operand, int width) {
+RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operand, int width, std::int64_t rows, int heads,
+                                     int batches) {
   for (int index = 0; index < maps.count; ++index) {
     const TileMap& map = maps.maps[index];
     if (map.row_stride != operand.row_stride || map.head_stride != operand.head_stride ||
-        map.batch_stride != operand.batch_stride || map.width != width) {
+        map.batch_stride != operand.batch_stride || map.width != width || heads > map.heads || batches > map.batches) {
       continue;
     }
     const std::int64_t distance = static_cast<const char*>(operand.data) - static_cast<const char*>(map.begin);
     const std::int64_t row = distance / (map.row_stride * 2);
-    if (row * map.row_stride * 2 == distance && row >= 0 && row < map.rows) return {index, static_cast<int>(row)};
+    if (row * map.row_stride * 2 == distance && row >= 0 && row + rows <= map.rows) return {index, static_cast<int>(row)};
   }
   return {};
 }

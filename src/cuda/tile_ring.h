@@ -42,6 +42,12 @@ class TileRing {
     ++tile_;
   }
 
+  // At its end: nothing that it has begun is under way any more.
+  template <typename M>
+  RINGSPAN_DEVICE void finish(M& m) const {
+    for (int ahead = 0; ahead < kBuffers; ++ahead) m.wait(empty(buffer(ahead)), 1 - phase(ahead));
+  }
+
   // The side that multiplies: the tile has arrived (fence_async() has to follow); it is not needed any more.
   template <typename M>
   RINGSPAN_DEVICE void wait(M& m, int ahead = 0) const {

@@ -12,7 +12,6 @@
 //                                must be no branch that threads might take apart
 //   reciprocal(x)                1 / x of x >= 1, infinity included, to some units in the last place, without a branch
 //   copy_async(thread, to, from, valid)   cp.async, in each(): 16 bytes to `to`; not valid: zeros, and `from` is not read
-//   commit_copies(), wait_copies<n>()     groups of copies; all but the last n have arrived
 //   store_shared(thread, to, chunk), load_shared(thread, from)   16 bytes by ordinary instructions, in each()
 //   fence_async()                fence.proxy.async.shared::cta: what the thread wrote so far, before what the other proxy reads
 //   multiply<kType, kN, kMajor>(c, a, b, accumulate)        C (+)= A B, m64nNk16, A and B in shared memory: descriptors;
@@ -28,6 +27,7 @@
 //   arrive_threads(b), arrive_warps(b)                      an arrival of each thread; of each warp
 //   arrive_when_copied(b)                                   of each thread, when all copies that it began have arrived
 //   expect_bytes(b, n)                                      by one thread before its arrival: the phase waits for n bytes too
+//   prefetch_maps(count)                                    by all threads of the role: the first maps are going to be used
 //   copy_box<rows>(maps, map, to, corner, b)                by one thread, cp.async.bulk.tensor: rows x 64 elements from a
 //   corner
 //                                                           of a tile map on, swizzled, zeros beyond its ends; its bytes count
@@ -38,9 +38,10 @@
 //                                                           to pass_turn(), equally often; for speed, not for order
 //
 // Rules (PTX ISA, "Async proxy", "wgmma.fence", "wgmma.wait_group"), each of which the emulation checks:
-//   - products read shared memory through the async proxy. cp.async and ordinary stores write through the generic one, so the
-//     writing thread waits for its copies, fences (fence_async) and only then meets the others at sync(). Where another role
-//     wrote, each reading thread fences after its wait()
+//   - products read shared memory through the async proxy, cp.async and ordinary stores write through the generic one. So of
+//   what
+//     another role wrote each thread fences (fence_async) after its wait(); of what its own role wrote the writing thread
+//     fences and only then meets the others at sync()
 //   - a buffer may be written again after the products that read it were waited for, by all threads (sync), or by those of
 //     every warp that then arrived at the barrier which the writer waits for
 //   - accumulators and A in registers are not touched from a product to its wait, and after a touch comes fence_registers()
@@ -89,16 +90,22 @@ enum class Major : std::uint8_t { k, mn };
 // Leading: not used by this swizzle, since 16 elements lie within the 128 bytes; 1 by custom. The address moves by 32 bytes
 // within the pattern, whose bits the hardware takes from the address itself.
 template <int kRows>
-RINGSPAN_DEVICE constexpr std::uint64_t descriptor_k(std::uint32_t tile, int row, int column) {
-  const int offset = column / kPanelColumns * kRows * kPanelRowBytes + row * kPanelRowBytes + column % kPanelColumns * 2;
-  return descriptor(tile + static_cast<std::uint32_t>(offset), 16, kSwizzleBytes);
+RINGSPAN_DEVICE constexpr int offset_k(int row, int column) {
+  return column / kPanelColumns * kRows * kPanelRowBytes + row * kPanelRowBytes + column % kPanelColumns * 2;
 }
+RINGSPAN_DEVICE constexpr std::uint64_t descriptor_k(std::uint32_t tile) { return descriptor(tile, 16, kSwizzleBytes); }
 
 // N dense: rows are K, 16 of them from `row` on; columns from 0. Leading: from 64 columns to the next 64, a panel. Stride: from
 // 8 rows to the next 8.
 template <int kRows>
-RINGSPAN_DEVICE constexpr std::uint64_t descriptor_mn(std::uint32_t tile, int row) {
-  return descriptor(tile + static_cast<std::uint32_t>(row * kPanelRowBytes), kRows * kPanelRowBytes, kSwizzleBytes);
+RINGSPAN_DEVICE constexpr std::uint64_t descriptor_mn(std::uint32_t tile) {
+  return descriptor(tile, kRows * kPanelRowBytes, kSwizzleBytes);
+}
+
+// The descriptor of what begins `bytes` later. Of the low word only, so that the high one stays a constant: an address has 18
+// bits, and its field does not overflow.
+RINGSPAN_DEVICE constexpr std::uint64_t advance(std::uint64_t descriptor, int bytes) {
+  return (descriptor & 0xffffffff00000000U) | (static_cast<std::uint32_t>(descriptor) + static_cast<std::uint32_t>(bytes >> 4));
 }
 
 }  // namespace ringspan::cuda

@@ -66,20 +66,23 @@ RINGSPAN_DEVICE void copy_mapped_tile(M& m, unsigned char* tile, const TileMaps&
 template <typename P, typename M>
 RINGSPAN_DEVICE void product_rows(M& m, typename M::template Registers<float, P::kCols / 2>& c, std::uint32_t a,
                                   std::uint32_t b) {
+  const std::uint64_t a0 = descriptor_k(a);
+  const std::uint64_t b0 = descriptor_k(b);
   RINGSPAN_UNROLL
   for (int k = 0; k < P::kDim; k += 16) {
     m.template multiply<P::kType, P::kCols, Major::k>(
-        c, [&](int warpgroup) { return descriptor_k<P::kRows>(a, warpgroup * kWarpgroupRows, k); },
-        descriptor_k<P::kCols>(b, 0, k), k != 0);
+        c, [&](int warpgroup) { return advance(a0, offset_k<P::kRows>(warpgroup * kWarpgroupRows, k)); },
+        advance(b0, offset_k<P::kCols>(0, k)), k != 0);
   }
 }
 
 template <typename P, typename M>
 RINGSPAN_DEVICE void product_weights(M& m, typename M::template Registers<float, P::kDim / 2>& c,
                                      typename M::template Registers<std::uint32_t, P::kCols / 4>& weights, std::uint32_t b) {
+  const std::uint64_t b0 = descriptor_mn<P::kCols>(b);
   RINGSPAN_UNROLL
   for (int k = 0; k < P::kCols; k += 16) {
-    m.template multiply_from_registers<P::kType, P::kDim>(c, weights, k / 4, descriptor_mn<P::kCols>(b, k), 1);
+    m.template multiply_from_registers<P::kType, P::kDim>(c, weights, k / 4, advance(b0, k * kPanelRowBytes), 1);
   }
 }
 
