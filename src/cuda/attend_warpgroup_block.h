@@ -32,7 +32,7 @@ class AttendWarpgroupBlock {
   using Registers = typename M::template Registers<T, kCount>;
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
-  using Walk = AttendWalk<P, M>;
+  using Walk = TileWalk<P, M>;
 
   RINGSPAN_DEVICE AttendWarpgroupBlock(M& m, const AttendArguments& arguments, unsigned char* shared)
       : m_(m),
@@ -54,7 +54,7 @@ class AttendWarpgroupBlock {
     m_.begin_turns();
     for (const Task* task = work.first_task; task != work.end_task; ++task) {
       if (work.begins_queries(task)) query_ring_.wait(m_);
-      take_in(*task, Walk::of(work, *task, params_.shape.group));
+      take_in(*task, walk_of<P, M>(work, *task, params_.shape.group));
       if (work.ends_queries(task)) query_ring_.release(m_);
     }
     m_.end_turns();
@@ -277,7 +277,7 @@ class AttendWarpgroupBlock {
   }
   // Values of a tile with masked or dropped pairs, before they are multiplied.
   RINGSPAN_DEVICE void exclude_values(const Task& task, const Walk& walk, int tile) {
-    const auto rows = view_of<const Element>(task.v, batch_, walk.kv);
+    const auto rows = view_of<const Element>(task.v, batch_, walk.head);
     exclude_non_finite<P, P::kOptions>(m_, tiles_.values(value_ring_.buffer()),
                                        {rows, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc,
                                        weights_, tiles_.pairs(), flags_,

@@ -13,7 +13,7 @@ class AttendWarpgroupProducer {
  public:
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
-  using Walk = AttendWalk<P, M>;
+  using Walk = TileWalk<P, M>;
 
   RINGSPAN_DEVICE AttendWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared)
       : m_(m),
@@ -28,7 +28,7 @@ class AttendWarpgroupProducer {
     m_.prefetch_maps(arguments_.maps.count);
     for (const Task* task = work.first_task; task != work.end_task; ++task) {
       if (work.begins_queries(task)) copy_queries(work, *task);
-      const Walk walk = Walk::of(work, *task, arguments_.params.shape.group);
+      const Walk walk = walk_of<P, M>(work, *task, arguments_.params.shape.group);
       const TilePlace keys = find(task->k, arguments_.params.shape.head_dim, *task, walk, work);
       const TilePlace values = find(task->v, arguments_.params.shape.head_dim_v, *task, walk, work);
       for (int tile = 0; tile < walk.tiles; ++tile) {
@@ -45,7 +45,7 @@ class AttendWarpgroupProducer {
  private:
   RINGSPAN_DEVICE TilePlace find(const kernels::KeyRows& operand, int width, const Task& task, const Walk& walk,
                                  const AttendWork& work) const {
-    return find_place(arguments_.maps, operand, width, task.k_count, walk.kv + 1, work.batch + 1);
+    return find_place(arguments_.maps, operand, width, task.k_count, walk.head + 1, work.batch + 1);
   }
 
   RINGSPAN_DEVICE void copy_queries(const AttendWork& work, const Task& task) {
@@ -67,17 +67,11 @@ class AttendWarpgroupProducer {
          arguments_.params.shape.head_dim_v);
     value_ring_.publish(m_);
   }
-  // Whole tiles by the hardware, where there is a map.
   RINGSPAN_DEVICE void copy(const AttendWork& work, const kernels::KeyRows& operand, const Walk& walk, const TilePlace& place,
                             int tile, std::uint32_t barrier, unsigned char* to, int width) {
-    const int valid = walk.valid(tile);
-    if (place.map >= 0 && valid == P::kCols) {
-      const BoxCorner corner{0, place.row + walk.first(tile), walk.kv, work.batch};
-      copy_mapped_tile<P::kCols, P::kDim>(m_, to, arguments_.maps, place.map, corner, barrier);
-    } else {
-      const auto rows = view_of<const Element>(operand, work.batch, walk.kv);
-      copy_tile<P::kCols, P::kDim, Element>(m_, to, rows, walk.first(tile), valid, width);
-    }
+    const auto rows = view_of<const Element>(operand, work.batch, walk.head);
+    copy_tile_from<P::kCols, P::kDim, Element>(m_, to, {rows, walk.first(tile), walk.valid(tile), width}, arguments_.maps,
+                                               place, walk.head, work.batch, barrier);
   }
 
   M& m_;

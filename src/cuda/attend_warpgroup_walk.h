@@ -4,6 +4,7 @@
 
 #include "cuda/block_parts.h"
 #include "cuda/tile_ring.h"
+#include "cuda/tile_walk.h"
 
 namespace ringspan::cuda {
 
@@ -66,37 +67,12 @@ struct AttendWork {
   int batch, head, first_row, rows;
 };
 
-// One task as a block sees it, in keys from `begin` on: tile t is keys t kCols and on. Views are made from the task anew where
-// they are needed: registers are scarce.
+// A task's keys and values as a block sees them.
 template <typename P, typename M>
-struct AttendWalk {
-  // Ends of the rows' ranges never decrease, so the keys are those from the first row's first to the last one's last, and all
-  // rows see those from the last one's first to the first one's last.
-  static RINGSPAN_DEVICE AttendWalk of(const AttendWork& work, const kernels::AttendTask& task, int group) {
-    const kernels::IndexRange first = kernels::keys_of_row(task, M::hidden(work.first_row));
-    const kernels::IndexRange last = kernels::keys_of_row(task, M::hidden(work.first_row + work.rows - 1));
-    const std::int64_t end = last.end < task.k_count ? last.end : task.k_count;
-    const std::int64_t keys = end > first.begin ? end - first.begin : 0;
-    AttendWalk walk;
-    walk.begin = static_cast<int>(first.begin);
-    walk.kv = static_cast<int>(kernels::kv_index(task, (task.head_first + work.head * task.head_step) / group));
-    walk.keys = static_cast<int>(keys);
-    walk.tiles = M::uniform(static_cast<int>((keys + P::kCols - 1) / P::kCols));
-    walk.full_begin = M::uniform(static_cast<int>((last.begin - first.begin + P::kCols - 1) / P::kCols));
-    walk.full_end = M::uniform(static_cast<int>((first.end - first.begin) / P::kCols));
-    return walk;
-  }
-
-  RINGSPAN_DEVICE int first(int tile) const { return begin + tile * P::kCols; }
-  RINGSPAN_DEVICE int valid(int tile) const {
-    const int left = keys - tile * P::kCols;
-    return left < P::kCols ? left : P::kCols;
-  }
-  RINGSPAN_DEVICE bool is_full(int tile) const { return tile >= full_begin && tile < full_end; }
-
-  int begin;
-  int kv;                                 // head of k and v
-  int keys, tiles, full_begin, full_end;  // tiles [full_begin, full_end) are seen whole by all rows
-};
+RINGSPAN_DEVICE TileWalk<P, M> walk_of(const AttendWork& work, const kernels::AttendTask& task, int group) {
+  return TileWalk<P, M>::of(kernels::keys_of_row(task, M::hidden(work.first_row)),
+                            kernels::keys_of_row(task, M::hidden(work.first_row + work.rows - 1)), task.k_count,
+                            kernels::kv_index(task, (task.head_first + work.head * task.head_step) / group));
+}
 
 }  // namespace ringspan::cuda

@@ -12,7 +12,7 @@ namespace ringspan::cuda {
 
 template <DType kType>
 cudaError_t launch_attend_typed(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream);
-// With warpgroups, for 16-bit types: is_supported_by_warpgroups() of the shape, a device of capability 9.0.
+// With warpgroups, for 16-bit types: warpgroups_support() the shape, a device of capability 9.0.
 template <DType kType>
 cudaError_t launch_attend_warpgroups(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream);
 template <DType kType>  // dq, or dk and dv in one pass

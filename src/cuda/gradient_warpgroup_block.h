@@ -32,7 +32,7 @@ class GradientWarpgroupBlock {
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
   using Work = GradientWork<P, M, kGradient>;
-  using Walk = GradientWalk<P>;
+  using Walk = typename Work::Walk;
   static constexpr bool kOwnsQueries = Work::kOwnsQueries;
   // Sums of a tile beside scores and dp of the next one: where there are registers for both.
   static constexpr bool kOverlaps = kOwnsQueries || P::kDim == 64;
@@ -244,7 +244,7 @@ class GradientWarpgroupBlock {
       if (row < work_.rows && !(kOwnsQueries && row_lse_[thread][half] == kMinusInfinity)) {
         range = work_.columns_of_row(task, row);
       }
-      clip(range, Work::first_column(walk, tile), P::kCols, half, visible.columns);
+      clip(range, walk.first(tile), P::kCols, half, visible.columns);
     }
     return visible;
   }
@@ -256,8 +256,8 @@ class GradientWarpgroupBlock {
   // The pairs of a tile that are dropped, while its products run.
   RINGSPAN_DEVICE void draw(const Task& task, const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
-      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, task, work_.first_row, Work::first_column(walk, tile),
-                                    work_.batch, query_head(task, walk));
+      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, task, work_.first_row, walk.first(tile), work_.batch,
+                                    query_head(task, walk));
     }
   }
 
@@ -284,8 +284,8 @@ class GradientWarpgroupBlock {
     if constexpr (kMasked) visible = visible_pairs(task, walk, tile, buffer, thread);
     [[maybe_unused]] AlibiRows alibi;
     if constexpr (P::kOptions) {
-      alibi = alibi_rows<kOwnsQueries>(params_, task, work_.first_row, Work::first_column(walk, tile), work_.batch,
-                                       query_head(task, walk), lane);
+      alibi =
+          alibi_rows<kOwnsQueries>(params_, task, work_.first_row, walk.first(tile), work_.batch, query_head(task, walk), lane);
     }
     RINGSPAN_UNROLL
     for (int j = 0; j < P::kCols / 8; ++j) {

@@ -14,7 +14,7 @@ class GradientWarpgroupProducer {
   using Work = GradientWork<P, M, kGradient>;
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
-  using Walk = GradientWalk<P>;
+  using Walk = typename Work::Walk;
 
   RINGSPAN_DEVICE GradientWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared, std::int64_t block)
       : m_(m),
@@ -74,14 +74,9 @@ class GradientWarpgroupProducer {
     if constexpr (!Work::kOwnsQueries) copy_statistics(task, walk, tile, buffer);
     column_ring_.publish(m_);
   }
-  // Whole tiles by the hardware, where there is a map.
   RINGSPAN_DEVICE void copy(unsigned char* to, const TilePlace& place, const Walk& walk, const TileRows<Element>& from) {
-    if (place.map >= 0 && from.valid == P::kCols) {
-      const BoxCorner corner{0, place.row + static_cast<int>(from.first), walk.head, work_.batch};
-      copy_mapped_tile<P::kCols, P::kDim>(m_, to, arguments_.maps, place.map, corner, column_ring_.full());
-    } else {
-      copy_tile<P::kCols, P::kDim, Element>(m_, to, from.rows, from.first, from.valid, from.width);
-    }
+    copy_tile_from<P::kCols, P::kDim, Element>(m_, to, from, arguments_.maps, place, walk.head, work_.batch,
+                                               column_ring_.full());
   }
 
   // Rows beyond the last one have lse = -inf too, and the tile is not full anyway.
@@ -92,7 +87,7 @@ class GradientWarpgroupProducer {
       without_[thread][0] = 0;
       if (thread >= P::kCols) return;
       const bool valid = thread < walk.valid(tile);
-      const std::int64_t row = Work::first_column(walk, tile) + thread;
+      const int row = walk.first(tile) + thread;
       const float of_row = valid ? *lse.row(row) : kMinusInfinity;
       tiles_.lse(buffer)[thread] = of_row;
       tiles_.delta(buffer)[thread] = valid ? *delta.row(row) : 0.0F;

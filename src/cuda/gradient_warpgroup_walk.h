@@ -5,7 +5,8 @@
 #include "cuda/block_parts.h"
 #include "cuda/gradient.h"
 #include "cuda/tile_ring.h"
-#include "cuda/warpgroup_non_finite.h"
+#include "cuda/tile_walk.h"
+#include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
 
@@ -46,25 +47,14 @@ struct GradientTiles {
   std::uint32_t barriers;
 };
 
-// One (task, query head) as a block sees it, in rows of y from `begin` on: tile t is rows t kCols and on.
-template <typename P>
-struct GradientWalk {
-  static RINGSPAN_DEVICE int first(int tile) { return tile * P::kCols; }
-  RINGSPAN_DEVICE int valid(int tile) const { return rows - first(tile) < P::kCols ? rows - first(tile) : P::kCols; }
-  RINGSPAN_DEVICE bool is_full(int tile) const { return tile >= full_begin && tile < full_end; }
-
-  int head;                                      // of y in the task
-  int begin, rows, tiles, full_begin, full_end;  // tiles [full_begin, full_end) are seen whole by all rows
-};
-
-// The rows of a block. Views are made from the task anew for each tile: registers are scarce.
+// The rows of a block.
 template <typename P, typename M, Gradient kGradient>
 class GradientWork {
  public:
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
   using Rows = RowsView<const Element>;
-  using Walk = GradientWalk<P>;
+  using Walk = TileWalk<P, M>;
   static constexpr bool kOwnsQueries = kGradient == Gradient::dq;
   static_assert(kOwnsQueries || kGradient == Gradient::dk_dv);
 
@@ -102,23 +92,10 @@ class GradientWork {
     return kernels::indices_between(task.q_first, task.q_step, task.q_count, j - task.hi, j - task.lo);
   }
 
+  // The other side of (task, query head t) as the block sees it.
   RINGSPAN_DEVICE Walk walk_of(const Task& task, int t) const {
-    const kernels::IndexRange first = columns_of_row(task, M::hidden(0));
-    const kernels::IndexRange last = columns_of_row(task, M::hidden(rows) - 1);
-    const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
-    const std::int64_t end = last.end < count ? last.end : count;
-    const std::int64_t columns = end > first.begin ? end - first.begin : 0;
-    Walk walk;
-    walk.begin = static_cast<int>(first.begin);
-    walk.head = kOwnsQueries ? static_cast<int>(kv_head(task, t)) : t;
-    walk.rows = static_cast<int>(columns);
-    walk.tiles = M::uniform(static_cast<int>((columns + P::kCols - 1) / P::kCols));
-    walk.full_begin = M::uniform(static_cast<int>((last.begin - first.begin + P::kCols - 1) / P::kCols));
-    walk.full_end = M::uniform(static_cast<int>((first.end - first.begin) / P::kCols));
-    return walk;
-  }
-  static RINGSPAN_DEVICE std::int64_t first_column(const Walk& walk, int tile) {
-    return std::int64_t{walk.begin} + walk.first(tile);
+    return Walk::of(columns_of_row(task, M::hidden(0)), columns_of_row(task, M::hidden(rows) - 1),
+                    kOwnsQueries ? task.k_count : task.q_count, kOwnsQueries ? kv_head(task, t) : t);
   }
 
   // x1 and x2, all rows of them; the rows of a tile of y1 and y2.
@@ -132,12 +109,12 @@ class GradientWork {
   RINGSPAN_DEVICE TileRows<Element> y1_rows(const Task& task, const Walk& walk, int tile) const {
     const Rows all =
         kOwnsQueries ? view_of<const Element>(task.k, batch, walk.head) : view_of<const Element>(task.q, batch, walk.head);
-    return {all, first_column(walk, tile), walk.valid(tile), arguments_.params.shape.head_dim};
+    return {all, walk.first(tile), walk.valid(tile), arguments_.params.shape.head_dim};
   }
   RINGSPAN_DEVICE TileRows<Element> y2_rows(const Task& task, const Walk& walk, int tile) const {
     const Rows all =
         kOwnsQueries ? view_of<const Element>(task.v, batch, walk.head) : view_of<const Element>(task.d_out, batch, walk.head);
-    return {all, first_column(walk, tile), walk.valid(tile), arguments_.params.shape.head_dim_v};
+    return {all, walk.first(tile), walk.valid(tile), arguments_.params.shape.head_dim_v};
   }
 
   int batch, head, first_row, rows;

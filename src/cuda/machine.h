@@ -9,8 +9,7 @@
 //   each(f)                    f(thread) for every thread. A thread sees what others wrote to shared memory in an earlier
 //                              each() only after sync()
 //   hidden(value)              the value, of which the compiler knows nothing: what seldom runs is not to be computed ahead,
-//   for
-//                              every tile, into registers that are scarce
+//                              for every tile, into registers that are scarce
 //   sync(), sync_any(r)        barrier; the second returns, to all, whether any thread's r[thread][0] is not 0
 //   load_matrix<kTranspose>(out, at)   ldmatrix .x4: four 8 x 8 matrices of 16-bit elements; thread i of a warp gives, as
 //                              at(thread), the address of row i % 8 of matrix i / 8 (16 bytes, aligned)

@@ -3,18 +3,9 @@
 // dropped pairs only; seldom more than a look.
 #pragma once
 
-#include "cuda/block_parts.h"
-#include "cuda/warpgroup.h"
+#include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
-
-// Rows of a tile in memory: `valid` of them from `first` on, with `width` elements each.
-template <typename Element>
-struct TileRows {
-  RowsView<const Element> rows;
-  std::int64_t first;
-  int valid, width;
-};
 
 // Raises a thread's flag where the tile holds NaN or infinities. No barrier.
 template <typename P, typename M>

@@ -9,6 +9,14 @@
 
 namespace ringspan::cuda {
 
+// Rows of a tile in memory: `valid` of them from `first` on, with `width` elements each.
+template <typename Element>
+struct TileRows {
+  RowsView<const Element> rows;
+  std::int64_t first;
+  int valid, width;
+};
+
 // kRows rows from `first` on, `valid` of them with `width` elements, zeros elsewhere: by asynchronous copies of 16 bytes where
 // rows begin and end at multiples of 16 bytes, element by element elsewhere. No barrier.
 template <int kRows, int kDim, typename Element, typename M>
@@ -61,6 +69,18 @@ RINGSPAN_DEVICE void copy_mapped_tile(M& m, unsigned char* tile, const TileMaps&
       m.template copy_box<kRows>(maps, map, m.shared_address(tile) + static_cast<std::uint32_t>(panel), corner, barrier);
     }
   });
+}
+
+// By the hardware where the tile is whole and has a place in a map, else by all threads. (head, batch): of the map.
+template <int kRows, int kDim, typename Element, typename M>
+RINGSPAN_DEVICE void copy_tile_from(M& m, unsigned char* tile, const TileRows<Element>& from, const TileMaps& maps,
+                                    const TilePlace& place, int head, int batch, std::uint32_t barrier) {
+  if (place.map >= 0 && from.valid == kRows) {
+    const BoxCorner corner{0, place.row + static_cast<int>(from.first), head, batch};
+    copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, corner, barrier);
+  } else {
+    copy_tile<kRows, kDim, Element>(m, tile, from.rows, from.first, from.valid, from.width);
+  }
 }
 
 template <typename P, typename M>
