@@ -4,7 +4,7 @@ namespace ringspan::cuda {
 
 template <>
 cudaError_t launch_attend_typed<DType::float16>(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
-  return with_dim<DType::float16>(
+  return with_dim<TileForward, DType::float16>(
       arguments.params.shape, [&](auto policy) { return launch_attend_policy<decltype(policy)>(arguments, blocks, stream); });
 }
 

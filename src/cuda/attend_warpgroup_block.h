@@ -10,17 +10,16 @@
 // A tile that all rows see whole needs neither masks nor a look at its values. In others a value that is not finite is set to 0
 // in shared memory and reaches the rows that see it one by one: 0 x NaN must not.
 //
-// Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, warpgroup_options.h).
+// Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, pair_options.h).
 //
 // Contract: kernels/attend.h. Cost per tile: 4 kRows kCols kDim operations; k and v are read once per block. Rows that do not
 // begin and end at multiples of 16 bytes are copied element by element: slow, with the same bits.
 #pragma once
 
-#include "cuda/attend_warpgroup_walk.h"
+#include "cuda/attend_warpgroup_tiles.h"
+#include "cuda/pair_options.h"
 #include "cuda/state_rows.h"
 #include "cuda/warpgroup.h"
-#include "cuda/warpgroup_non_finite.h"
-#include "cuda/warpgroup_options.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -50,7 +49,7 @@ class AttendWarpgroupBlock {
     first_row_ = work.first_row;
     rows_ = work.rows;
     state_.load(m_, *work.first_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
-    scale_maxima(1.0F / arguments_.score_unit);
+    state_.begin_unit(m_, arguments_.score_unit);
     m_.begin_turns();
     for (const Task* task = work.first_task; task != work.end_task; ++task) {
       if (work.begins_queries(task)) query_ring_.wait(m_);
@@ -58,7 +57,6 @@ class AttendWarpgroupBlock {
       if (work.ends_queries(task)) query_ring_.release(m_);
     }
     m_.end_turns();
-    scale_maxima(arguments_.score_unit);
     store(M::hidden(static_cast<int>(block)));
   }
 
@@ -75,23 +73,9 @@ class AttendWarpgroupBlock {
   RINGSPAN_DEVICE void store(std::int64_t block) {
     const Group& group = arguments_.groups[find_work(arguments_, block).group];
     const Task& last_task = arguments_.tasks[group.first_task + group.task_count - 1];
-    if (last_task.o.data == nullptr) note_seen_rows(group);
+    state_.end_unit(m_, arguments_.score_unit, arguments_.tasks[group.first_task], batch_, head_, first_row_, rows_);
+    if (last_task.o.data == nullptr) state_.note_seen(m_, arguments_, group, first_row_, rows_);
     state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, reinterpret_cast<Element*>(tiles_.queries()));
-  }
-
-  RINGSPAN_DEVICE void note_seen_rows(const Group& group) {
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(M::hidden(thread));
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        bool seen = false;
-        for (std::int64_t index = 0; index < group.task_count && row < rows_ && !seen; ++index) {
-          seen = !kernels::keys_of_row(arguments_.tasks[group.first_task + index], first_row_ + row).empty();
-        }
-        state_.seen[thread][half] = seen ? 1 : 0;
-      }
-    });
   }
 
   RINGSPAN_DEVICE std::uint32_t queries() const { return m_.shared_address(tiles_.queries()); }
@@ -197,12 +181,6 @@ class AttendWarpgroupBlock {
   // Of a difference of scores, which are in units of arguments_.score_unit (arguments.h).
   RINGSPAN_DEVICE float exponential(float difference) const {
     return M::template exp2<P::kType>(difference * arguments_.exponent_unit);
-  }
-  RINGSPAN_DEVICE void scale_maxima(float factor) {
-    m_.each([&](int thread) {
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) state_.max[thread][half] *= factor;
-    });
   }
   RINGSPAN_DEVICE void scale_scores() {
     m_.each([&](int thread) {

@@ -3,7 +3,7 @@
 // are still in use.
 #pragma once
 
-#include "cuda/attend_warpgroup_walk.h"
+#include "cuda/attend_warpgroup_tiles.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -51,8 +51,8 @@ class AttendWarpgroupProducer {
   RINGSPAN_DEVICE void copy_queries(const AttendWork& work, const Task& task) {
     query_ring_.acquire(m_);
     const auto rows = view_of<const Element>(task.q, work.batch, work.head);
-    copy_tile<P::kRows, P::kDim, Element>(m_, tiles_.queries(), rows, work.first_row, work.rows,
-                                          arguments_.params.shape.head_dim);
+    copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.queries(),
+                                              {rows, work.first_row, work.rows, arguments_.params.shape.head_dim});
     query_ring_.publish(m_);
   }
   RINGSPAN_DEVICE void copy_keys(const AttendWork& work, const Task& task, const Walk& walk, const TilePlace& place, int tile) {

@@ -1,7 +1,7 @@
 // CudaMachine: the block of threads that runs the program; see machine.h. For nvcc only.
 #pragma once
 
-#include "cuda/machine.h"
+#include "cuda/block_parts.h"
 
 namespace ringspan::cuda {
 
@@ -39,10 +39,22 @@ class CudaMachine {
     return y;
   }
 
+  static __device__ __forceinline__ float reciprocal(float x) {
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+  }
+
   static __device__ __forceinline__ int hidden(int value) {
     asm volatile("" : "+r"(value));
     return value;
   }
+
+  static __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
+    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
+  }
+
+  static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
 
   template <typename Body>
   __device__ __forceinline__ void each(Body&& body) {
@@ -51,9 +63,20 @@ class CudaMachine {
   __device__ __forceinline__ void sync() { __syncthreads(); }
   __device__ __forceinline__ bool sync_any(Registers<int, 1>& flags) { return __syncthreads_or(flags.values[0]) != 0; }
 
+  __device__ __forceinline__ void copy_async(int, void* to, const void* from, bool valid) {
+    asm volatile(
+        "{\n.reg .pred ignore;\nsetp.eq.b32 ignore, %2, 0;\n"
+        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n}\n" ::"r"(shared_address(to)),
+        "l"(from), "r"(static_cast<int>(valid))
+        : "memory");
+  }
+  __device__ __forceinline__ void store_shared(int, void* to, const Chunk& chunk) { *static_cast<Chunk*>(to) = chunk; }
+  __device__ __forceinline__ Chunk load_shared(int, const void* from) { return *static_cast<const Chunk*>(from); }
+  __device__ __forceinline__ void wait_copies() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+
   template <bool kTranspose, typename Address>
   __device__ __forceinline__ void load_matrix(Registers<std::uint32_t, 4>& out, Address&& at) {
-    const auto address = static_cast<std::uint32_t>(__cvta_generic_to_shared(at(static_cast<int>(threadIdx.x))));
+    const std::uint32_t address = shared_address(at(static_cast<int>(threadIdx.x)));
     std::uint32_t(&r)[4] = out.values;
     if constexpr (kTranspose) {
       asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"

@@ -70,27 +70,9 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
     return any != 0;
   }
 
-  static __device__ __forceinline__ std::uint32_t shared_address(const void* p) {
-    return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
-  }
+  using CudaMachine<kRoleThreads>::shared_address;
+  using CudaMachine<kRoleThreads>::uniform;
 
-  static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
-
-  static __device__ __forceinline__ float reciprocal(float x) {
-    float y;
-    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-    return y;
-  }
-
-  __device__ __forceinline__ void copy_async(int, void* to, const void* from, bool valid) {
-    asm volatile(
-        "{\n.reg .pred ignore;\nsetp.eq.b32 ignore, %2, 0;\n"
-        "cp.async.cg.shared.global.L2::128B [%0], [%1], 16, ignore;\n}\n" ::"r"(shared_address(to)),
-        "l"(from), "r"(static_cast<int>(valid))
-        : "memory");
-  }
-  __device__ __forceinline__ void store_shared(int, void* to, const Chunk& chunk) { *static_cast<Chunk*>(to) = chunk; }
-  __device__ __forceinline__ Chunk load_shared(int, const void* from) { return *static_cast<const Chunk*>(from); }
   __device__ __forceinline__ void fence_async() {
 #if RINGSPAN_WARPGROUPS
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 namespace ringspan::cuda {
@@ -106,6 +108,63 @@ TEST(EmulatedMachine, QuadReductionsAndVotes) {
       EXPECT_TRUE(std::isnan(sum[quad + i][1]));
     }
   }
+}
+
+// A block's shared memory: eight chunks, of which copies fill the first ones from `from`.
+struct Copies : testing::Test {
+  alignas(16) unsigned char shared[128] = {};
+  alignas(16) std::uint32_t from[32];
+  Machine machine{shared, sizeof shared};
+
+  Copies() {
+    for (std::uint32_t i = 0; i < 32; ++i) from[i] = i + 1;
+  }
+  void copy(int chunk, bool valid = true) { machine.copy_async(0, shared + chunk * 16, from + chunk * 4, valid); }
+  std::uint32_t word(int chunk) {
+    std::uint32_t value;
+    std::memcpy(&value, shared + chunk * 16, 4);
+    return value;
+  }
+  void load() {
+    Machine::Registers<std::uint32_t, 4> out;
+    machine.load_matrix<false>(out, [&](int) { return shared + 16; });
+  }
+};
+
+TEST_F(Copies, ArriveWhenWaitedForAtABarrier) {
+  copy(1), copy(2, false);
+  EXPECT_EQ(word(1), ~0U);
+  machine.sync();
+  EXPECT_EQ(word(1), ~0U);  // not waited for
+  machine.wait_copies();
+  EXPECT_EQ(word(1), ~0U);  // other threads' copies
+  machine.sync();
+  EXPECT_EQ(word(1), 5U);
+  EXPECT_EQ(word(2), 0U);
+  load();
+}
+
+TEST_F(Copies, AreNotReadBeforeTheyArrive) {
+  copy(1);
+  EXPECT_THROW(load(), std::logic_error);
+  EXPECT_THROW(machine.load_shared(0, shared + 16), std::logic_error);
+  EXPECT_THROW(machine.store_shared(0, shared + 16, Chunk{}), std::logic_error);
+  machine.wait_copies();
+  EXPECT_THROW(load(), std::logic_error);
+}
+
+TEST_F(Copies, DoNotBeginWhereOthersMayStillRead) {
+  load();
+  EXPECT_THROW(copy(1), std::logic_error);
+  EXPECT_THROW(machine.store_shared(0, shared + 16, Chunk{}), std::logic_error);
+  machine.sync();
+  copy(1);
+}
+
+TEST_F(Copies, TakeAlignedChunks) {
+  EXPECT_THROW(machine.copy_async(0, shared + 4, from, true), std::logic_error);
+  EXPECT_THROW(machine.copy_async(0, shared, from + 1, true), std::logic_error);
+  machine.copy_async(0, shared, from + 1, false);  // not read
 }
 
 }  // namespace

@@ -50,8 +50,8 @@ struct World {
   unsigned char* a_tile() { return shared.data() + 1008; }  // shared memory begins at address 16
   unsigned char* b_tile() { return a_tile() + 128 * 256; }
   void copy() {
-    copy_tile<128, 128, std::uint16_t>(machine, a_tile(), rows(a), 0, 128, 128);
-    copy_tile<128, 128, std::uint16_t>(machine, b_tile(), rows(b), 0, 128, 128);
+    copy_swizzled<128, 128, std::uint16_t>(machine, a_tile(), {rows(a), 0, 128, 128});
+    copy_swizzled<128, 128, std::uint16_t>(machine, b_tile(), {rows(b), 0, 128, 128});
     machine.arrive_when_copied(barrier());
   }
   std::uint32_t barrier() { return block.address_of(b_tile() + 128 * 256); }
@@ -145,9 +145,9 @@ TEST(EmulatedWarpgroup, ProductOfWeights) {
 
 TEST(EmulatedWarpgroup, CopiesFillWithZeros) {
   const auto world = std::make_unique<World>();
-  copy_tile<128, 128, std::uint16_t>(world->machine, world->a_tile(), world->rows(world->a), 1, 3, 19);
+  copy_swizzled<128, 128, std::uint16_t>(world->machine, world->a_tile(), {world->rows(world->a), 1, 3, 19});
   // Rows that begin at odd addresses: element by element.
-  copy_tile<128, 128, std::uint16_t>(world->machine, world->b_tile(), {world->a.data() + 1, 127}, 1, 3, 19);
+  copy_swizzled<128, 128, std::uint16_t>(world->machine, world->b_tile(), {{world->a.data() + 1, 127}, 1, 3, 19});
   world->machine.arrive_when_copied(world->barrier());
   world->arrive();
   for (int row = 0; row < 128; ++row) {
@@ -167,7 +167,7 @@ TEST(EmulatedWarpgroup, CopiesFillWithZeros) {
 TEST(EmulatedWarpgroup, MappedTilesAreTheSame) {
   for (const int width : {128, 72}) {
     const auto world = std::make_unique<World>();
-    copy_tile<64, 128, std::uint16_t>(world->machine, world->a_tile(), world->rows(world->a), 5, 64, width);
+    copy_swizzled<64, 128, std::uint16_t>(world->machine, world->a_tile(), {world->rows(world->a), 5, 64, width});
     world->machine.arrive_when_copied(world->barrier());
     world->wait();
     TileMaps maps;
@@ -298,7 +298,7 @@ struct Roles : World {
 
   virtual void produce() {
     TileRing<1> a_ring(address(0));
-    copy_tile<128, 128, std::uint16_t>(producer, a_tile(), rows(a), 0, 128, 128);
+    copy_swizzled<128, 128, std::uint16_t>(producer, a_tile(), {rows(a), 0, 128, 128});
     a_ring.publish(producer);
     TileRing<2> ring(address(1));
     for (int tile = 0; tile < kTiles; ++tile) produce(ring, tile);
@@ -310,7 +310,7 @@ struct Roles : World {
   }
   void copy_b(const TileRing<2>& ring, int tile) {  // every other one element by element
     const RowsView<const std::uint16_t> from = {b.data() + tile % 2, 128};
-    copy_tile<64, 128, std::uint16_t>(producer, buffer(ring.buffer()), from, 0, 64, 128);
+    copy_swizzled<64, 128, std::uint16_t>(producer, buffer(ring.buffer()), {from, 0, 64, 128});
   }
 
   virtual void consume() {

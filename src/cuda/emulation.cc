@@ -25,13 +25,14 @@ std::vector<Chunk> shared_memory(int bytes) {  // full of NaN
   return std::vector<Chunk>(static_cast<std::size_t>(bytes + 15) / 16, Chunk{{~0U, ~0U, ~0U, ~0U}});
 }
 
-// One block on memory of its own.
-template <template <typename, typename> typename Block, typename P>
-void run_block(const AttendArguments& arguments, std::int64_t block, int shared_bytes) {
+// One block on memory of its own. `more`: what the program is made with beside that.
+template <template <typename, typename> typename Block, typename P, typename... More>
+void run_block(const AttendArguments& arguments, std::int64_t block, More... more) {
   using Machine = EmulatedMachine<P::kThreads>;
-  std::vector<Chunk> shared = shared_memory(shared_bytes);
-  Machine machine;
-  const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, reinterpret_cast<unsigned char*>(shared.data()));
+  std::vector<Chunk> shared = shared_memory(P::kBytes);
+  auto* const bytes = reinterpret_cast<unsigned char*>(shared.data());
+  Machine machine(bytes, P::kBytes);
+  const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, bytes, more...);
   program->run(block);
 }
 // One block of warpgroups with roles. roles(multiplying, copying, shared) runs both programs.
@@ -57,12 +58,12 @@ using DvBlock = GradientBlock<P, M, Gradient::dv>;
 
 template <typename P>
 void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t block) {
-  if (gradient == Gradient::dq) return run_block<DqBlock, P>(arguments, block, P::kBackwardBytes);
+  if (gradient == Gradient::dq) return run_block<DqBlock, P>(arguments, block, block);
   if constexpr (P::kFuseKeyGradients) {
-    run_block<DkDvBlock, P>(arguments, block, P::kBackwardBytes);
+    run_block<DkDvBlock, P>(arguments, block, block);
   } else {
-    if (gradient == Gradient::dk) run_block<DkBlock, P>(arguments, block, P::kBackwardBytes);
-    if (gradient == Gradient::dv) run_block<DvBlock, P>(arguments, block, P::kBackwardBytes);
+    if (gradient == Gradient::dk) run_block<DkBlock, P>(arguments, block, block);
+    if (gradient == Gradient::dv) run_block<DvBlock, P>(arguments, block, block);
   }
 }
 
@@ -94,7 +95,7 @@ void run_warpgroup_gradient(const AttendArguments& arguments, std::int64_t block
 template <typename Launch>
 void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                Launch&& launch) {
-  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows);
+  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows(owner));
   std::vector<kernels::AttendTask> ordered;
   for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
   for (const Wave& wave : schedule.waves) {
@@ -174,9 +175,8 @@ void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, Threa
           return with_warpgroup_policies(arguments.params.shape,
                                          [&](auto policy, auto) { run_warpgroup_attend<decltype(policy)>(arguments, block); });
         }
-        with_policy(arguments.params.shape, [&](auto policy) {
-          run_block<AttendBlock, decltype(policy)>(arguments, block, decltype(policy)::kForwardBytes);
-        });
+        with_policies(arguments.params.shape,
+                      [&](auto policy, auto) { run_block<AttendBlock, decltype(policy)>(arguments, block); });
       },
       progress);
 }
@@ -192,7 +192,8 @@ void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::
             run_warpgroup_gradient<decltype(policy), Gradient::dk_dv>(arguments, block);
           });
         }
-        with_policy(arguments.params.shape, [&](auto policy) { run_gradient<decltype(policy)>(gradient, arguments, block); });
+        with_policies(arguments.params.shape,
+                      [&](auto, auto policy) { run_gradient<decltype(policy)>(gradient, arguments, block); });
       },
       progress);
 }

@@ -197,7 +197,7 @@ const T* GpuDevice::send(std::span<const T> values) {
 void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
                           Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
   const TileKernel kernel = tile_kernel(named, params.shape);
-  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows);
+  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows(owner));
   if (schedule.waves.empty()) return;
   std::vector<kernels::AttendTask> ordered;
   ordered.reserve(schedule.order.size());

@@ -5,7 +5,7 @@ namespace ringspan::cuda {
 template <>
 cudaError_t launch_gradient_typed<DType::bfloat16>(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
                                                    cudaStream_t stream) {
-  return with_dim<DType::bfloat16>(arguments.params.shape, [&](auto policy) {
+  return with_dim<TileBackward, DType::bfloat16>(arguments.params.shape, [&](auto policy) {
     return launch_gradient_policy<decltype(policy)>(gradient, arguments, blocks, stream);
   });
 }

@@ -2,18 +2,25 @@
 // one in which a block owns query rows and walks over keys (dq), one in which it owns key rows and walks over the queries of
 // every head that reads them (dk, dv; in two passes where the sums of both do not fit into the registers).
 //
+// With x the side whose rows the block owns and y the other one: x1 = q or k, x2 = do or v, y1 = k or q, y2 = v or do.
+//     scores = x1 y1^T, dp = x2 y2^T; dq or dk += ds y1; dv += p y2
+// Tiles of y1 and y2 have one place each in shared memory, which asynchronous copies fill as soon as nobody reads it. The first
+// product of a tile needs one of them, the early one, while the late one is still on its way:
+//     dq, dk       y2 is early: dp | copy the next y2 | scores, p and ds, ds y1
+//     dk and dv    y2 is early: dp | scores, p and ds, p y2 | copy the next y2 | ds y1
+//     dv           y1 is early: scores | copy the next y1 | p, p y2
+// NaN are looked for as in attend_block.h.
+//
 // Contract: kernels/attend.h. Cost per kRows x kCols tile, in units of 2 kRows kCols kDim: dq 3, dk and dv 4 (apart 3 + 2).
 #pragma once
 
-#include "cuda/block_parts.h"
-#include "cuda/gradient.h"
 #include "cuda/gradient_rows.h"
+#include "cuda/gradient_walk.h"
+#include "cuda/pair_options.h"
 #include "cuda/tile_product.h"
 
 namespace ringspan::cuda {
 
-// With x the side whose rows the block owns and y the other one: x1 = q or k, x2 = do or v, y1 = k or q, y2 = v or do.
-// scores = x1 y1^T, dp = x2 y2^T; dq or dk += ds y1; dv += p y2.
 template <typename P, typename M, Gradient kGradient>
 class GradientBlock {
  public:
@@ -21,59 +28,42 @@ class GradientBlock {
   using Registers = typename M::template Registers<T, kCount>;
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
-  static constexpr bool kOwnsQueries = kGradient == Gradient::dq;
+  using Work = GradientWork<P, M, kGradient>;
+  using Walk = typename Work::Walk;
+  static constexpr bool kOwnsQueries = Work::kOwnsQueries;
   static constexpr bool kScoreGradient = kGradient != Gradient::dv;  // dq or dk
   static constexpr bool kValueGradient = kGradient == Gradient::dv || kGradient == Gradient::dk_dv;
+  static_assert(P::kParts == 1);
 
-  RINGSPAN_DEVICE GradientBlock(M& m, const AttendArguments& arguments, unsigned char* shared)
+  RINGSPAN_DEVICE GradientBlock(M& m, const AttendArguments& arguments, unsigned char* shared, std::int64_t block)
       : m_(m),
         arguments_(arguments),
         params_(arguments.params),
+        has_options_(params_.shape.softcap || params_.shape.alibi || params_.shape.dropout),
         x1_tile_(reinterpret_cast<Element*>(shared)),
         x2_tile_(reinterpret_cast<Element*>(shared + P::kRowTileBytes)),
         y1_tile_(reinterpret_cast<Element*>(shared + 2 * P::kRowTileBytes)),
         y2_tile_(reinterpret_cast<Element*>(shared + 2 * P::kRowTileBytes + P::kColTileBytes)),
-        stage_(reinterpret_cast<float*>(shared + 2 * P::kRowTileBytes + 2 * P::kColTileBytes)),
-        column_lse_(stage_ + P::kRows * P::kStageLead),
-        column_delta_(column_lse_ + P::kCols) {}
+        stage_(shared + 2 * P::kRowTileBytes + 2 * P::kColTileBytes),
+        column_lse_(reinterpret_cast<float*>(stage_ + P::kStageBytes)),
+        column_delta_(column_lse_ + P::kCols),
+        work_(arguments, block) {}
 
   RINGSPAN_DEVICE void run(std::int64_t block) {
-    const BlockWork work = find_work(arguments_, block);
-    const Group& group = arguments_.groups[work.group];
-    const Task& head_task = arguments_.tasks[group.first_task];
-    batch_ = work.batch;
-    first_row_ = (kOwnsQueries ? group.tiles - 1 - work.tile : work.tile) * P::kRows;  // the most work first, if causal
-    const std::int64_t rows_left = (kOwnsQueries ? head_task.q_count : head_task.k_count) - first_row_;
-    rows_ = rows_left < P::kRows ? static_cast<int>(rows_left) : P::kRows;
-    kv_head_ = kOwnsQueries ? 0 : head_task.head_first / params_.shape.group + work.head;
-    clear();
-    for (std::int64_t index = 0; index < group.task_count; ++index) {
-      const Task& task = arguments_.tasks[group.first_task + index];
-      if constexpr (kOwnsQueries) {
-        take_in_head(task, work.head);
-      } else {
-        const std::int64_t first_head = kv_head_ * params_.shape.group;
-        const kernels::IndexRange heads = kernels::indices_between(task.head_first, task.head_step, task.head_count, first_head,
-                                                                   first_head + params_.shape.group - 1);
-        for (std::int64_t t = heads.begin; t < heads.end; ++t) take_in_head(task, t);
-      }
-    }
-    if constexpr (kOwnsQueries) {
-      put(head_task.dq, head_task.writes_dq, work.head, params_.shape.head_dim, params_.scale, first_);
-    } else {
-      const std::int64_t kv = kernels::kv_index(head_task, kv_head_);
-      if constexpr (kScoreGradient)
-        put(head_task.dk, head_task.writes_dk_dv, kv, params_.shape.head_dim, params_.scale, first_);
-      if constexpr (kValueGradient) put(head_task.dv, head_task.writes_dk_dv, kv, params_.shape.head_dim_v, 1.0F, second_);
-    }
+    const Group& group = Work::group_of(arguments_, block);
+    const Task* const begin = arguments_.tasks + group.first_task;
+    do {
+      clear();
+      for (const Task* task = begin; task != begin + group.task_count; ++task) take_in(*task);
+    } while (!is_careful_ && (is_careful_ = has_non_finite()));
+    store(M::hidden(static_cast<int>(block)));
   }
 
  private:
-  static constexpr float kRefused = -1.0F;
+  static constexpr float kRefused = -0.0F;  // in p_: a pair that is masked or dropped; no other's weight
 
   RINGSPAN_DEVICE void clear() {
     m_.each([&](int thread) {
-      seen_[thread][0] = seen_[thread][1] = 0;
       RINGSPAN_UNROLL
       for (int index = 0; index < P::kDim / 2; ++index) {
         if constexpr (kScoreGradient) first_[thread][index] = 0.0F;
@@ -81,145 +71,190 @@ class GradientBlock {
       }
     });
   }
+  RINGSPAN_DEVICE bool has_non_finite() {
+    bool any = false;
+    if constexpr (kScoreGradient) any = any_non_finite<P, 1>(m_, first(), flags_);
+    if constexpr (kValueGradient) any = any_non_finite<P, 1>(m_, second(), flags_) || any;
+    return any;
+  }
+  RINGSPAN_DEVICE auto first() {
+    return [this](int) -> auto& { return first_; };
+  }
+  RINGSPAN_DEVICE auto second() {
+    return [this](int) -> auto& { return second_; };
+  }
+  RINGSPAN_DEVICE auto p() {
+    return [this](int) -> auto& { return p_; };
+  }
+  RINGSPAN_DEVICE auto ds() {
+    return [this](int) -> auto& { return ds_; };
+  }
 
+  // Finds its work once more: what is needed only here would be in registers all the time.
+  RINGSPAN_DEVICE void store(std::int64_t block) {
+    const Group& group = Work::group_of(arguments_, block);
+    const Task& head_task = arguments_.tasks[group.first_task];
+    work_.note_seen(m_, seen_, group);
+    if constexpr (kOwnsQueries) {
+      put(head_task.dq, head_task.writes_dq, work_.head, params_.shape.head_dim, params_.scale, first_);
+    } else {
+      const std::int64_t kv = kernels::kv_index(head_task, work_.head);
+      if constexpr (kScoreGradient)
+        put(head_task.dk, head_task.writes_dk_dv, kv, params_.shape.head_dim, params_.scale, first_);
+      if constexpr (kValueGradient) put(head_task.dv, head_task.writes_dk_dv, kv, params_.shape.head_dim_v, 1.0F, second_);
+    }
+  }
   template <typename Operand>
   RINGSPAN_DEVICE void put(const Operand& operand, bool writes, std::int64_t head, int width, float factor,
                            Registers<float, P::kDim / 2>& sums) {
-    put_rows<P>(m_, operand, writes, batch_, head, first_row_, rows_, width, factor, sums, seen_, x1_tile_);
+    put_rows<P>(m_, operand, writes, work_.batch, head, work_.first_row, work_.rows, width, factor, sums, seen_, x1_tile_);
+  }
+
+  RINGSPAN_DEVICE void take_in(const Task& task) {
+    const kernels::IndexRange heads = work_.heads_of(task);
+    for (auto t = static_cast<int>(heads.begin); t < static_cast<int>(heads.end); ++t) {
+      const Walk walk = work_.walk_of(task, t);
+      if (walk.tiles > 0) take_in_head(task, walk, t);
+    }
   }
 
   // Everything of one task and one query head.
-  RINGSPAN_DEVICE void take_in_head(const Task& task, std::int64_t t) {
-    const std::int64_t head = task.head_first + t * task.head_step;
-    const std::int64_t kv = kernels::kv_index(task, head / params_.shape.group);
-    const auto q = view_of<const Element>(task.q, batch_, t);
-    const auto k = view_of<const Element>(task.k, batch_, kv);
-    const auto v = view_of<const Element>(task.v, batch_, kv);
-    const auto d_out = view_of<const Element>(task.d_out, batch_, t);
-    const auto lse = view_of<const float>(task.lse, batch_, t);
-    const auto delta = view_of<const float>(task.delta, batch_, t);
-    const kernels::IndexRange columns = columns_of_tile(task);
-    if (columns.empty()) return;
+  RINGSPAN_DEVICE void take_in_head(const Task& task, const Walk& walk, int t) {
     m_.sync();
-    load_tile<P, P::kRows, false>(m_, x1_tile_, kOwnsQueries ? q : k, first_row_, rows_, params_.shape.head_dim, flags_);
+    copy_rows<P, P::kRows>(m_, x1_tile_, {work_.x1_rows(task, t), work_.first_row, work_.rows, params_.shape.head_dim});
     if constexpr (kScoreGradient) {
-      load_tile<P, P::kRows, false>(m_, x2_tile_, kOwnsQueries ? d_out : v, first_row_, rows_, params_.shape.head_dim_v,
-                                    flags_);
+      copy_rows<P, P::kRows>(m_, x2_tile_, {work_.x2_rows(task, t), work_.first_row, work_.rows, params_.shape.head_dim_v});
     }
-    if constexpr (kOwnsQueries) load_row_statistics(lse, delta);
-    const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
-    for (std::int64_t column = columns.begin; column < columns.end; column += P::kCols) {
-      const std::int64_t left = count - column;
-      const int valid = left < P::kCols ? static_cast<int>(left) : P::kCols;
-      const auto y1 = kOwnsQueries ? k : q;
-      const auto y2 = kOwnsQueries ? v : d_out;
+    if constexpr (kOwnsQueries) load_row_statistics(task);
+    copy_early(task, walk, 0);
+    for (int tile = 0; tile < walk.tiles; ++tile) {
+      m_.wait_copies();
       m_.sync();
-      m_.each([&](int thread) { flags_[thread][0] = 0; });
-      load_tile<P, P::kCols, kScoreGradient>(m_, y1_tile_, y1, column, valid, params_.shape.head_dim, flags_);
-      load_tile<P, P::kCols, kValueGradient>(m_, y2_tile_, y2, column, valid, params_.shape.head_dim_v, flags_);
-      if constexpr (!kOwnsQueries) load_column_statistics(lse, delta, column, valid);
-      const bool non_finite = m_.sync_any(flags_);
-      weigh_tile(task, column, head, non_finite ? kRefused : 0.0F);
+      copy_late(task, walk, tile);
+      if constexpr (!kOwnsQueries) load_column_statistics(task, walk, tile);  // stored when the product no longer waits for it
+      if constexpr (kScoreGradient) {
+        product_nt<P, 1>(m_, ds(), x2_tile_, y2_tile_);
+      } else {
+        product_nt<P, 1>(m_, p(), x1_tile_, y1_tile_);
+      }
+      if constexpr (!kOwnsQueries) store_column_statistics();
+      m_.wait_copies();
+      m_.sync();
+      constexpr bool kFree = !(kScoreGradient && kValueGradient);  // the early tile, by now
+      if constexpr (kFree) copy_early(task, walk, tile + 1);
+      if constexpr (kScoreGradient) product_nt<P, 1>(m_, p(), x1_tile_, y1_tile_);
+      weigh(task, walk, tile);
       if constexpr (kValueGradient) {
-        if (non_finite) {
-          add_apart(second_, p_, y2, y2_tile_, column, valid, params_.shape.head_dim_v,
-                    [](int, float weight) { return weight != kRefused; });
-        }
-        product_rn<P>(m_, second_, p_, y2_tile_, stage_);
+        if (is_careful_) exclude_from_second(task, walk, tile);
+        product_rn<P, 1>(m_, second(), p(), y2_tile_, stage_);
+      }
+      if constexpr (!kFree) {
+        m_.sync();
+        copy_early(task, walk, tile + 1);
       }
       if constexpr (kScoreGradient) {
-        if (non_finite) {
-          add_apart(first_, ds_, y1, y1_tile_, column, valid, params_.shape.head_dim,
-                    [&](int c, float) { return kOwnsQueries || column_lse_[c] != kMinusInfinity; });
-        }
-        product_rn<P>(m_, first_, ds_, y1_tile_, stage_);
+        if (is_careful_) exclude_from_first(task, walk, tile);
+        product_rn<P, 1>(m_, first(), ds(), y1_tile_, stage_);
       }
     }
   }
 
-  // What the cleaned tile lacks, for the rows that see it; weights kRefused become 0.
-  template <typename Takes>
-  RINGSPAN_DEVICE void add_apart(Registers<float, P::kDim / 2>& sums, Registers<float, P::kCols / 2>& weights,
-                                 RowsView<const Element> rows, Element* tile, std::int64_t column, int valid, int width,
-                                 Takes&& takes) {
-    m_.sync();
-    stage_weights<P>(m_, weights, stage_);
-    clean_tile<P, P::kCols>(m_, tile);
-    add_non_finite<P>(m_, sums, stage_, rows, column, valid, width, visible_, takes);
-    m_.each([&](int thread) {
-      RINGSPAN_UNROLL
-      for (int index = 0; index < P::kCols / 2; ++index) {
-        if (kValueGradient && &weights == &p_ && p_[thread][index] == kRefused) p_[thread][index] = 0.0F;
-      }
-    });
+  RINGSPAN_DEVICE void copy_early(const Task& task, const Walk& walk, int tile) {
+    if (tile >= walk.tiles) return;
+    if constexpr (kScoreGradient) {
+      copy_rows<P, P::kCols>(m_, y2_tile_, work_.y2_rows(task, walk, tile));
+    } else {
+      copy_rows<P, P::kCols>(m_, y1_tile_, work_.y1_rows(task, walk, tile));
+    }
+  }
+  RINGSPAN_DEVICE void copy_late(const Task& task, const Walk& walk, int tile) {
+    if constexpr (kScoreGradient) {
+      copy_rows<P, P::kCols>(m_, y1_tile_, work_.y1_rows(task, walk, tile));
+    } else {
+      copy_rows<P, P::kCols>(m_, y2_tile_, work_.y2_rows(task, walk, tile));
+    }
   }
 
-  // The columns that any row of the tile may see, rounded down to a multiple of kCols.
-  RINGSPAN_DEVICE kernels::IndexRange columns_of_tile(const Task& task) const {
-    const kernels::IndexRange first = columns_of_row(task, 0);
-    const kernels::IndexRange last = columns_of_row(task, rows_ - 1);
-    const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
-    return {first.begin / P::kCols * P::kCols, last.end < count ? last.end : count};
-  }
+  // Of a query that sees nothing lse is -inf. As +inf it makes every p 0, without a question to each pair; what comes of that
+  // and of NaN is not finite.
+  RINGSPAN_DEVICE float usable_lse(float lse) const { return lse == kMinusInfinity && !is_careful_ ? -kMinusInfinity : lse; }
 
-  RINGSPAN_DEVICE kernels::IndexRange columns_of_row(const Task& task, int row) const {
-    if constexpr (kOwnsQueries) return kernels::keys_of_row(task, first_row_ + row);
-    const std::int64_t j = task.k_first + (first_row_ + row) * task.k_step;
-    return kernels::indices_between(task.q_first, task.q_step, task.q_count, j - task.hi, j - task.lo);
-  }
-
-  RINGSPAN_DEVICE void load_row_statistics(RowsView<const float> lse, RowsView<const float> delta) {
+  RINGSPAN_DEVICE void load_row_statistics(const Task& task) {
+    const auto lse = view_of<const float>(task.lse, work_.batch, work_.head);
+    const auto delta = view_of<const float>(task.delta, work_.batch, work_.head);
     m_.each([&](int thread) {
       const Lane lane = lane_of(thread);
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
-        row_lse_[thread][half] = row < rows_ ? *lse.row(first_row_ + row) : kMinusInfinity;
-        row_delta_[thread][half] = row < rows_ ? *delta.row(first_row_ + row) : 0.0F;
+        const bool valid = row < work_.rows;
+        row_lse_[thread][half] = usable_lse(valid ? *lse.row(work_.first_row + row) : kMinusInfinity);
+        row_delta_[thread][half] = valid ? *delta.row(work_.first_row + row) : 0.0F;
       }
     });
   }
-  RINGSPAN_DEVICE void load_column_statistics(RowsView<const float> lse, RowsView<const float> delta, std::int64_t first,
-                                              int valid) {
+  RINGSPAN_DEVICE void load_column_statistics(const Task& task, const Walk& walk, int tile) {
+    const auto lse = view_of<const float>(task.lse, work_.batch, walk.head);
+    const auto delta = view_of<const float>(task.delta, work_.batch, walk.head);
+    const int first = walk.first(tile);
+    const int valid = walk.valid(tile);
+    static_assert(P::kCols <= M::kThreads);
     m_.each([&](int thread) {
-      for (int column = thread; column < P::kCols; column += M::kThreads) {
-        column_lse_[column] = column < valid ? *lse.row(first + column) : kMinusInfinity;
-        column_delta_[column] = column < valid ? *delta.row(first + column) : 0.0F;
-      }
+      const bool there = thread < valid;
+      row_lse_[thread][0] = usable_lse(there ? *lse.row(first + thread) : kMinusInfinity);
+      row_delta_[thread][0] = there ? *delta.row(first + thread) : 0.0F;
+    });
+  }
+  RINGSPAN_DEVICE void store_column_statistics() {
+    m_.each([&](int thread) {
+      if (thread >= P::kCols) return;
+      column_lse_[thread] = row_lse_[thread][0];
+      column_delta_[thread] = row_delta_[thread][0];
     });
   }
 
-  // p_ = c drop p and ds_ = p (dp - delta) ds/d(scale q k) of the tile, 0 where a pair is masked; `refused` in p_ where it is
-  // masked or dropped.
-  RINGSPAN_DEVICE void weigh_tile(const Task& task, std::int64_t column0, std::int64_t head, float refused) {
+  // p_ = c drop p and ds_ = p (dp - delta) ds/d(scale q k) of the tile, 0 where a pair is masked.
+  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
+    if (walk.is_full(tile) && !has_options_ && !is_careful_) {
+      m_.each([&](int thread) { weigh_thread<true>(task, walk, tile, thread); });
+      return;
+    }
+    if (params_.shape.softcap) cap_scores();
+    if (params_.shape.dropout) {
+      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, task, work_.first_row, walk.first(tile), work_.batch,
+                                    query_head(task, walk));
+    }
+    m_.each([&](int thread) { weigh_thread<false>(task, walk, tile, thread); });
+  }
+  RINGSPAN_DEVICE std::int64_t query_head(const Task& task, const Walk& walk) const {
+    return Work::head_of(task, kOwnsQueries ? work_.head : walk.head);
+  }
+  RINGSPAN_DEVICE void cap_scores() {
     m_.each([&](int thread) {
       RINGSPAN_UNROLL
       for (int index = 0; index < P::kCols / 2; ++index) {
-        p_[thread][index] = 0.0F;
-        if constexpr (kScoreGradient) ds_[thread][index] = 0.0F;
+        p_[thread][index] = params_.softcap * tanh_by_parts<P, M>(p_[thread][index] * arguments_.softcap_scale);
       }
     });
-    product_nt<P>(m_, p_, x1_tile_, y1_tile_);
-    if constexpr (kScoreGradient) product_nt<P>(m_, ds_, x2_tile_, y2_tile_);
-    const float slope = alibi_slope(params_, task.batch_first + batch_, head);
-    const kernels::PhiloxKey key = params_.shape.dropout
-                                       ? kernels::dropout_key(params_.seed, task.batch_first + batch_, head, task.state)
-                                       : kernels::PhiloxKey{};
-    m_.each([&](int thread) { weigh_thread(task, column0, slope, key, refused, thread); });
   }
 
-  RINGSPAN_DEVICE void weigh_thread(const Task& task, std::int64_t column0, float slope, const kernels::PhiloxKey& key,
-                                    float refused, int thread) {
-    const Lane lane = lane_of(thread);
-    const float factor = params_.output_scale * keep_factor(params_);
+  // kPlain: all pairs are visible, and there are no options.
+  template <bool kPlain>
+  RINGSPAN_DEVICE void weigh_thread(const Task& task, const Walk& walk, int tile, int thread) {
+    const Lane lane = lane_of(M::hidden(thread));
+    const float factor = params_.output_scale * arguments_.keep;
+    const bool caps = !kPlain && params_.shape.softcap;
+    const bool drops = !kPlain && params_.shape.dropout;
+    const float inverse_cap = caps ? 1.0F / params_.softcap : 0.0F;
+    VisibleColumns visible{};
+    AlibiRows alibi;
+    if constexpr (!kPlain) {
+      visible = visible_columns(task, walk.first(tile), thread);
+      alibi =
+          alibi_rows<kOwnsQueries>(params_, task, work_.first_row, walk.first(tile), work_.batch, query_head(task, walk), lane);
+    }
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
-      const int row = lane.row + half * 8;
-      kernels::IndexRange range{};
-      if (row < rows_) range = columns_of_row(task, row);
-      if (kOwnsQueries && row_lse_[thread][half] == kMinusInfinity) range = {};
-      clip(range, column0, P::kCols, half, visible_[thread][0]);
-      if (!range.empty()) seen_[thread][half] = 1;
       RINGSPAN_UNROLL
       for (int j = 0; j < P::kCols / 8; ++j) {
         RINGSPAN_UNROLL
@@ -228,42 +263,79 @@ class GradientBlock {
           const int index = j * 4 + half * 2 + e;
           const float lse = kOwnsQueries ? row_lse_[thread][half] : column_lse_[column];
           const float delta = kOwnsQueries ? row_delta_[thread][half] : column_delta_[column];
-          if (!visible_[thread][0].sees(half, column) || lse == kMinusInfinity) {
-            p_[thread][index] = refused;
-            if constexpr (kScoreGradient) ds_[thread][index] = 0.0F;
-            continue;
-          }
-          const std::int64_t own = first_row_ + row;
-          const std::int64_t other = column0 + column;
-          const std::int64_t i = task.q_first + (kOwnsQueries ? own : other) * task.q_step;
-          const std::int64_t k = task.k_first + (kOwnsQueries ? other : own) * task.k_step;
-          const Score score = pair_score(params_, p_[thread][index], slope, [&] { return k - i - task.diagonal; });
-          const float exponent = score.value - lse;
+          const float capped = p_[thread][index];
+          float score = caps ? capped : params_.scale * capped;
+          if constexpr (!kPlain) score -= alibi(half, j * 8 + e);
+          const float exponent = score - lse;
           const float p = exponent > 0.0F ? 1.0F : M::template exp<P::kType>(exponent);  // NaN stays NaN
-          const bool dropped = params_.shape.dropout && is_dropped(key, arguments_.dropout_threshold, i, k);
-          p_[thread][index] = dropped ? refused : factor * p;
+          const bool dropped = drops && is_set(dropped_[thread], index);
+          const bool sees = kPlain || (visible.sees(half, column) && lse != kMinusInfinity);
+          p_[thread][index] = sees && !dropped ? factor * p : kRefused;
           if constexpr (kScoreGradient) {
             const float dp = dropped ? 0.0F : factor * ds_[thread][index];
-            ds_[thread][index] = p * (dp - delta) * score.derivative;
+            float ds = p * (dp - delta);
+            if (caps) {
+              const float t = capped * inverse_cap;
+              ds *= 1.0F - t * t;
+            }
+            ds_[thread][index] = sees ? ds : 0.0F;
           }
         }
       }
     }
   }
 
+  RINGSPAN_DEVICE VisibleColumns visible_columns(const Task& task, std::int64_t column0, int thread) const {
+    VisibleColumns visible{};
+    const Lane lane = lane_of(thread);
+    RINGSPAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane.row + half * 8;
+      kernels::IndexRange range{};
+      if (row < work_.rows) range = work_.columns_of_row(task, row);
+      clip(range, column0, P::kCols, half, visible);
+    }
+    return visible;
+  }
+
+  RINGSPAN_DEVICE void exclude_from_second(const Task& task, const Walk& walk, int tile) {
+    const auto kind_of = [&](int, int thread) {
+      const auto& weights = p_[thread];
+      return [&weights](int, int index, int) {
+        return bits_of(weights[index]) == bits_of(kRefused) ? kNoPair : kind_of_weight(weights[index]);
+      };
+    };
+    exclude_non_finite<P, 1>(m_, y2_tile_, work_.y2_rows(task, walk, tile), second(), stage_, flags_, kind_of);
+  }
+  // Dropped pairs take part: their ds is -p delta.
+  RINGSPAN_DEVICE void exclude_from_first(const Task& task, const Walk& walk, int tile) {
+    const auto kind_of = [&](int, int thread) {
+      const auto& weights = ds_[thread];
+      const auto& row_lse = row_lse_[thread];
+      return [&weights, &row_lse, columns = column_lse_, visible = visible_columns(task, walk.first(tile), thread)](
+                 int half, int index, int column) {
+        const float lse = kOwnsQueries ? row_lse[half] : columns[column];
+        return visible.sees(half, column) && lse != kMinusInfinity ? kind_of_weight(weights[index]) : kNoPair;
+      };
+    };
+    exclude_non_finite<P, 1>(m_, y1_tile_, work_.y1_rows(task, walk, tile), first(), stage_, flags_, kind_of);
+  }
+
   M& m_;
   const AttendArguments& arguments_;
   const kernels::AttendParams& params_;
+  const bool has_options_;
   Element *x1_tile_, *x2_tile_, *y1_tile_, *y2_tile_;
-  float *stage_, *column_lse_, *column_delta_;
-  std::int64_t batch_ = 0, kv_head_ = 0, first_row_ = 0;
-  int rows_ = 0;
+  unsigned char* stage_;
+  float *column_lse_, *column_delta_;
+  const Work work_;
+  bool is_careful_ = false;  // sums were not finite
   Registers<float, P::kDim / 2> first_, second_;
   Registers<float, P::kCols / 2> p_, ds_;
-  Registers<float, 2> row_lse_, row_delta_;
+  Registers<float, 2> row_lse_, row_delta_;  // for dk and dv: of one column of the tile, on its way to shared memory
+  DroppedPairs<P, M> dropped_;
   Registers<int, 2> seen_;
   Registers<int, 1> flags_;
-  Registers<VisibleColumns, 1> visible_;
 };
 
 }  // namespace ringspan::cuda

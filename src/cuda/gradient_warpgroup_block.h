@@ -10,16 +10,15 @@
 // For dk and dv with head_dim > 64 there are not registers for that: the sums of j follow its p and ds. (Two passes, one for
 // dk, one for dv, would have them, but cost 5 products instead of 4.)
 //
-// Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, warpgroup_options.h).
+// Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, pair_options.h).
 //
 // Contract: kernels/attend.h. Cost per tile, in units of 2 kRows kCols kDim operations: dq 3, dk and dv 4.
 #pragma once
 
 #include "cuda/gradient_rows.h"
-#include "cuda/gradient_warpgroup_walk.h"
+#include "cuda/gradient_warpgroup_tiles.h"
+#include "cuda/pair_options.h"
 #include "cuda/warpgroup.h"
-#include "cuda/warpgroup_non_finite.h"
-#include "cuda/warpgroup_options.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -80,7 +79,7 @@ class GradientWarpgroupBlock {
   RINGSPAN_DEVICE void store(std::int64_t block) {
     const Group& group = Work::group_of(arguments_, block);
     const Task& head_task = arguments_.tasks[group.first_task];
-    note_seen_rows(group);
+    work_.note_seen(m_, seen_, group);
     if constexpr (kOwnsQueries) {
       put(head_task.dq, head_task.writes_dq, work_.head, params_.shape.head_dim, params_.scale, first_);
     } else {
@@ -88,26 +87,6 @@ class GradientWarpgroupBlock {
       put(head_task.dk, head_task.writes_dk_dv, kv, params_.shape.head_dim, params_.scale, first_);
       put(head_task.dv, head_task.writes_dk_dv, kv, params_.shape.head_dim_v, 1.0F, second_);
     }
-  }
-
-  RINGSPAN_DEVICE void note_seen_rows(const Group& group) {
-    m_.each([&](int thread) {
-      const Lane lane = lane_of(M::hidden(thread));
-      RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        bool seen = false;
-        for (std::int64_t index = 0; index < group.task_count && row < work_.rows && !seen; ++index) {
-          const Task& task = arguments_.tasks[group.first_task + index];
-          seen = !work_.columns_of_row(task, row).empty() && !work_.heads_of(task).empty();
-          if (kOwnsQueries && seen) {
-            const auto lse = view_of<const float>(task.lse, work_.batch, work_.head);
-            seen = *lse.row(work_.first_row + row) != kMinusInfinity;
-          }
-        }
-        seen_[thread][half] = seen ? 1 : 0;
-      }
-    });
   }
 
   template <typename Operand>

@@ -3,7 +3,7 @@
 // are copied by the hardware, all else by all threads.
 #pragma once
 
-#include "cuda/gradient_warpgroup_walk.h"
+#include "cuda/gradient_warpgroup_tiles.h"
 #include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
@@ -46,9 +46,10 @@ class GradientWarpgroupProducer {
   RINGSPAN_DEVICE void copy_rows(const Task& task, int t) {
     const kernels::AttendShape& shape = arguments_.params.shape;
     row_ring_.acquire(m_);
-    copy_tile<P::kRows, P::kDim, Element>(m_, tiles_.x1(), work_.x1_rows(task, t), work_.first_row, work_.rows, shape.head_dim);
-    copy_tile<P::kRows, P::kDim, Element>(m_, tiles_.x2(), work_.x2_rows(task, t), work_.first_row, work_.rows,
-                                          shape.head_dim_v);
+    copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x1(),
+                                              {work_.x1_rows(task, t), work_.first_row, work_.rows, shape.head_dim});
+    copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x2(),
+                                              {work_.x2_rows(task, t), work_.first_row, work_.rows, shape.head_dim_v});
     row_ring_.publish(m_);
   }
 

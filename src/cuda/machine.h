@@ -8,6 +8,10 @@
 //   Registers<T, N>            N values of every thread; r[thread] is that thread's T[N]
 //   each(f)                    f(thread) for every thread. A thread sees what others wrote to shared memory in an earlier
 //                              each() only after sync()
+//   copy_async(thread, to, from, valid)   cp.async, in each(): 16 bytes to `to` in shared memory; not valid: zeros, and `from`
+//                              is not read. There for all after wait_copies() and then sync(), by all threads
+//   store_shared(thread, to, chunk), load_shared(thread, from)   16 bytes by ordinary instructions, in each()
+//   uniform(value)             a value that is the same in all threads, known to be so by the compiler
 //   hidden(value)              the value, of which the compiler knows nothing: what seldom runs is not to be computed ahead,
 //                              for every tile, into registers that are scarce
 //   sync(), sync_any(r)        barrier; the second returns, to all, whether any thread's r[thread][0] is not 0
@@ -17,6 +21,7 @@
 //                              b[thread][2 i .. 2 i + 1]
 //   pack<kType>(low, high)     two floats rounded to 16 bits; exp<kType>(x), exp2<kType>(x), as exact as results of that type
 //                              need: for 16 bits, denormal results are 0
+//   reciprocal(x)              1 / x of x >= 1, infinity included, to some units in the last place, without a branch
 //   quad_max(r), quad_sum(r)   over the four threads that hold one row of a C fragment, for every element of r
 // All but each() are called by the whole block at once: control flow around them must be the same for all threads.
 //
@@ -33,12 +38,10 @@
 
 #if defined(__CUDACC__)
 #define RINGSPAN_DEVICE __device__ __forceinline__
-#define RINGSPAN_DEVICE_CALL static __device__ __noinline__  // seldom taken: not worth its registers in the unrolled loops
 #define RINGSPAN_UNROLL _Pragma("unroll")
 #define RINGSPAN_NO_UNROLL _Pragma("unroll 1")  // seldom taken
 #else
 #define RINGSPAN_DEVICE inline
-#define RINGSPAN_DEVICE_CALL inline
 #define RINGSPAN_UNROLL
 #define RINGSPAN_NO_UNROLL
 #endif

@@ -7,8 +7,8 @@
 
 #include "cuda/emulated_warpgroup.h"
 #include "cuda/emulation.h"
+#include "cuda/pair_options.h"
 #include "cuda/tile_policy.h"
-#include "cuda/warpgroup_options.h"
 #include "kernels/attend_harness.h"
 
 namespace ringspan::cuda {

@@ -3,20 +3,21 @@
 
 #include "cuda/arguments.h"
 #include "cuda/gradient.h"
+#include "cuda/schedule.h"
 #include "cuda/tile_policy.h"
 #include "kernels/attend.h"
 #include "kernels/dropout.h"
 
 namespace ringspan::cuda {
 
-// Calls function(TilePolicy<...>{}) with the policy of the shape.
+// Calls function(forward policy, backward policy) with those of the shape.
 template <typename Function>
-auto with_policy(const kernels::AttendShape& shape, Function&& function) {
+auto with_policies(const kernels::AttendShape& shape, Function&& function) {
   const int dim = padded_dim(shape.head_dim, shape.head_dim_v);
   const auto with_dim = [&]<DType kType>() {
-    if (dim == 64) return function(TilePolicy<kType, 64>{});
-    if (dim == 128) return function(TilePolicy<kType, 128>{});
-    return function(TilePolicy<kType, 256>{});
+    if (dim == 64) return function(TileForward<kType, 64>{}, TileBackward<kType, 64>{});
+    if (dim == 128) return function(TileForward<kType, 128>{}, TileBackward<kType, 128>{});
+    return function(TileForward<kType, 256>{}, TileBackward<kType, 256>{});
   };
   if (shape.dtype == DType::bfloat16) return with_dim.template operator()<DType::bfloat16>();
   if (shape.dtype == DType::float16) return with_dim.template operator()<DType::float16>();
@@ -27,7 +28,7 @@ inline bool is_supported(const kernels::AttendShape& shape) {
   return shape.head_dim >= 1 && shape.head_dim_v >= 1 && padded_dim(shape.head_dim, shape.head_dim_v) != 0 && shape.group >= 1;
 }
 
-// As with_policy(), of shapes that warpgroups_support(): function(forward policy, backward policy).
+// As with_policies(), of shapes that warpgroups_support().
 template <DType kType, typename Function>
 auto with_warpgroup_policies_of(const kernels::AttendShape& shape, Function&& function) {
   const bool small = padded_dim(shape.head_dim, shape.head_dim_v) == 64;
@@ -57,24 +58,25 @@ inline void set_params(AttendArguments& arguments, const kernels::AttendParams& 
   }
   if (params.shape.softcap) arguments.softcap_scale = params.scale / params.softcap;
   const bool options = params.shape.softcap || params.shape.alibi || params.shape.dropout;
-  if (!options && params.scale > 0x1p-40F && params.scale < 0x1p+40F) arguments.score_unit = params.scale;
+  if (!options && params.scale > 0x1p-40F && params.scale <= 1.0F) arguments.score_unit = params.scale;
   arguments.exponent_unit = arguments.score_unit * 1.44269504F;  // log2(e)
 }
 
-// What the host has to know of the policy: rows of a block, its shared memory in bytes, whether dk and dv come from one pass.
+// What the host has to know of the policies: rows of a block, its shared memory in bytes, whether dk and dv come from one pass.
 struct TileSizesOfBlock {
-  int rows, forward_bytes, backward_bytes;
+  int forward_rows, backward_rows, forward_bytes, backward_bytes;
   bool fuses_key_gradients;
+  int rows(Owner owner) const { return owner == Owner::state ? forward_rows : backward_rows; }
 };
 inline TileSizesOfBlock tile_sizes(TileKernel kernel, const kernels::AttendShape& shape) {
   if (kernel == TileKernel::wgmma) {
     return with_warpgroup_policies(shape, [](auto forward, auto backward) {
-      static_assert(decltype(forward)::kRows == decltype(backward)::kRows);
-      return TileSizesOfBlock{forward.kRows, forward.kForwardBytes, backward.kBackwardBytes, true};
+      return TileSizesOfBlock{forward.kBlockRows, backward.kBlockRows, forward.kForwardBytes, backward.kBackwardBytes, true};
     });
   }
-  return with_policy(shape, [](auto policy) {
-    return TileSizesOfBlock{policy.kRows, policy.kForwardBytes, policy.kBackwardBytes, policy.kFuseKeyGradients};
+  return with_policies(shape, [](auto forward, auto backward) {
+    return TileSizesOfBlock{forward.kBlockRows, backward.kBlockRows, forward.kBytes, backward.kBytes,
+                            backward.kFuseKeyGradients};
   });
 }
 

@@ -31,7 +31,6 @@ struct StateRows {
         const bool valid = row < rows;
         const float before = valid && has_state ? *m_rows.row(first + row) : kMinusInfinity;
         const bool holds = before != kMinusInfinity;  // else l and acc hold anything
-        seen[thread][half] = 0;
         max[thread][half] = before;
         sum[thread][half] = holds && lane.column == 0 ? *l_rows.row(first + row) : 0.0F;  // the others hold later parts
         RINGSPAN_UNROLL
@@ -42,6 +41,45 @@ struct StateRows {
             acc[thread][j * 4 + half * 2 + e] = holds && column < width ? acc_rows.row(first + row)[column] : 0.0F;
           }
         }
+      }
+    });
+  }
+
+  // Which rows have taken in a pair of any task of the group: before store(), where it stores states.
+  RINGSPAN_DEVICE void note_seen(M& m, const AttendArguments& arguments, const Group& group, std::int64_t first, int rows) {
+    m.each([&](int thread) {
+      const Lane lane = lane_of(M::hidden(thread));
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane.row + half * 8;
+        bool any = false;
+        for (std::int64_t index = 0; index < group.task_count && row < rows && !any; ++index) {
+          any = !kernels::keys_of_row(arguments.tasks[group.first_task + index], first + row).empty();
+        }
+        seen[thread][half] = any ? 1 : 0;
+      }
+    });
+  }
+
+  // Maxima in another unit (score_unit of arguments.h): after load(), and back before store(), where one that has not moved is
+  // again what it was, bit by bit, so that launch after launch does not wear it down. `task`: the first one of the group.
+  RINGSPAN_DEVICE void begin_unit(M& m, float unit) {
+    m.each([&](int thread) {
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) max[thread][half] *= 1.0F / unit;
+    });
+  }
+  RINGSPAN_DEVICE void end_unit(M& m, float unit, const kernels::AttendTask& task, std::int64_t batch, std::int64_t head,
+                                std::int64_t first, int rows) {
+    const auto m_rows = view_of<const float>(task.m, batch, head);
+    m.each([&](int thread) {
+      const Lane lane = lane_of(M::hidden(thread));
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane.row + half * 8;
+        const float before = row < rows && task.m.data != nullptr ? *m_rows.row(first + row) : kMinusInfinity;
+        const float now = max[thread][half];
+        max[thread][half] = now == before * (1.0F / unit) ? before : now * unit;
       }
     });
   }

@@ -1,9 +1,9 @@
 // Tile policy: the sizes of tiles, as data. Pure.
 //
-// A block holds kRows rows of one side (queries, or keys for dk and dv) and walks over the other side kCols at a time; a warp
-// has 16 of the rows. kDim is the head dimension padded with zeros: 64, 128 or 256, for both head_dim and head_dim_v. Rows of
-// shared memory are padded by 16 bytes, which spreads eight consecutive ones over all banks. To add a faster policy, add
-// its row here; nothing else knows a size.
+// A block holds kBlockRows rows of one side (queries, or keys for dk and dv) and walks over the other side kCols at a time. The
+// rows are kParts tiles of kRows, one below the other, of each of which a warp has 16. kDim is the head dimension padded with
+// zeros: 64, 128 or 256, for both head_dim and head_dim_v. Rows of shared memory are padded by 16 bytes, which spreads eight
+// consecutive ones over all banks. To add a faster policy, add its row here; nothing else knows a size.
 #pragma once
 
 #include "kernels/attend.h"
@@ -12,7 +12,7 @@
 
 namespace ringspan::cuda {
 
-template <DType kDType, int kPaddedDim>
+template <DType kDType, int kPaddedDim, bool kForward>
 struct TilePolicy {
   using Storage = kernels::Storage<kDType>;
   using Element = typename Storage::Type;
@@ -22,18 +22,27 @@ struct TilePolicy {
   static constexpr int kWarps = !kHalf && kDim == 256 ? 2 : 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRows = 16 * kWarps;
+  // Two parts read each fragment of the other side from shared memory once, whose bandwidth is the limit of one; where their
+  // scores and sums fit into the registers.
+  static constexpr int kParts = kForward && kHalf && kDim <= 128 ? 2 : 1;
+  static constexpr int kBlockRows = kParts * kRows;
   static constexpr int kCols = kDim == 64 || (kHalf && kDim == 128) ? 64 : 32;
   static constexpr int kLead = kDim + (kHalf ? 8 : 4);  // elements from a row of a tile in shared memory to the next
   static constexpr int kStageLead = kCols + 4;          // floats from a row of staged weights to the next
   // One pass for both dk and dv where their sums fit into the registers.
   static constexpr bool kFuseKeyGradients = kDim <= 128;
 
-  static constexpr int kRowTileBytes = kRows * kLead * static_cast<int>(sizeof(Element));
+  static constexpr int kRowTileBytes = kBlockRows * kLead * static_cast<int>(sizeof(Element));
   static constexpr int kColTileBytes = kCols * kLead * static_cast<int>(sizeof(Element));
-  static constexpr int kStageBytes = kRows * kStageLead * 4;
-  static constexpr int kForwardBytes = kRowTileBytes + 2 * kColTileBytes + kStageBytes;
-  static constexpr int kBackwardBytes = 2 * kRowTileBytes + 2 * kColTileBytes + kStageBytes + 2 * kCols * 4;
+  // Weights on their way to a product (float32), or a byte per pair of a part (non_finite.h).
+  static constexpr int kStageBytes = kHalf ? kRows * kCols : kRows * kStageLead * 4;
+  static constexpr int kBytes = kForward ? kRowTileBytes + 2 * kColTileBytes + kStageBytes
+                                         : 2 * (kRowTileBytes + kColTileBytes) + kStageBytes + 2 * kCols * 4;
 };
+template <DType kDType, int kPaddedDim>
+using TileForward = TilePolicy<kDType, kPaddedDim, true>;
+template <DType kDType, int kPaddedDim>
+using TileBackward = TilePolicy<kDType, kPaddedDim, false>;
 
 // For warpgroups (sm_90a, warpgroup.h): two of them multiply, with 64 rows each, a third one copies; tiles of the other side
 // have kCols rows.
@@ -48,6 +57,7 @@ struct WarpgroupPolicy {
   static constexpr int kThreads = 256;  // that multiply
   static constexpr int kProducers = 128;
   static constexpr int kRows = 128;
+  static constexpr int kBlockRows = kRows;
   static constexpr int kCols = kColumns;
 
   static constexpr int kRowTileBytes = kRows * kDim * 2;

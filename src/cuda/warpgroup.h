@@ -8,11 +8,8 @@
 // the m16n8k16 fragments (PTX ISA, "Register Fragments for wgmma.mma_async.m64nNk16").
 //
 //   shared_address(p)            32-bit address of shared memory
-//   uniform(value)               a value that is the same in all threads, known to be so by the compiler: around products there
-//                                must be no branch that threads might take apart
-//   reciprocal(x)                1 / x of x >= 1, infinity included, to some units in the last place, without a branch
-//   copy_async(thread, to, from, valid)   cp.async, in each(): 16 bytes to `to`; not valid: zeros, and `from` is not read
-//   store_shared(thread, to, chunk), load_shared(thread, from)   16 bytes by ordinary instructions, in each()
+//   uniform(value)               as there: around products there must be no branch that threads might take apart
+//   copy_async(...)              as there, but waited for by arrive_when_copied()
 //   fence_async()                fence.proxy.async.shared::cta: what the thread wrote so far, before what the other proxy reads
 //   multiply<kType, kN, kMajor>(c, a, b, accumulate)        C (+)= A B, m64nNk16, A and B in shared memory: descriptors;
 //                                a(warpgroup) and b as they are built by descriptor() below, A with K dense

@@ -4,56 +4,24 @@
 //     product_weights   C += W B       W: weights packed to 16 bits in registers, B: rows of the other side
 #pragma once
 
-#include "cuda/block_parts.h"
+#include "cuda/copy_tile.h"
+#include "cuda/non_finite.h"
 #include "cuda/warpgroup.h"
 
 namespace ringspan::cuda {
 
-// Rows of a tile in memory: `valid` of them from `first` on, with `width` elements each.
-template <typename Element>
-struct TileRows {
-  RowsView<const Element> rows;
-  std::int64_t first;
-  int valid, width;
+// The place of a tile's elements, for copy_tile.h.
+template <int kRows>
+struct SwizzledTile {
+  static constexpr int kPeriod = 8;
+  static constexpr int kRowBytes = kPanelRowBytes;
+  static RINGSPAN_DEVICE int offset(int row, int chunk) { return chunk_offset<kRows>(row, chunk); }
 };
 
-// kRows rows from `first` on, `valid` of them with `width` elements, zeros elsewhere: by asynchronous copies of 16 bytes where
-// rows begin and end at multiples of 16 bytes, element by element elsewhere. No barrier.
+// kRows rows of an operand, by the threads of the role.
 template <int kRows, int kDim, typename Element, typename M>
-RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element> rows, std::int64_t first, int valid,
-                               int width) {
-  constexpr int kChunks = kDim / 8;
-  static_assert(kRows * kChunks % M::kThreads == 0);
-  constexpr int kPassRows = M::kThreads / kChunks;  // a thread has the same chunk of every kPassRows-th row
-  constexpr int kPasses = kRows / kPassRows;
-  static_assert(kPassRows % 8 == 0, "so that a thread's chunks lie at the same place of the swizzle");
-  const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride % 8 == 0 && width % 8 == 0;
-  m.each([&](int number) {
-    const int thread = M::hidden(number);
-    const int row = thread / kChunks;
-    const int chunk = thread % kChunks;
-    const int left = width - chunk * 8;  // elements from this chunk on
-    const int count = left < 0 ? 0 : left > 8 ? 8 : left;
-    unsigned char* to = tile + chunk_offset<kRows>(row, chunk);
-    const Element* from = rows.row(first + row) + chunk * 8;  // of a row that is not valid it is not looked at
-    if (aligned) {
-      const int some = count > 0 ? valid : 0;
-      RINGSPAN_UNROLL
-      for (int pass = 0; pass < kPasses; ++pass, from += rows.stride * kPassRows) {
-        m.copy_async(number, to + pass * kPassRows * kPanelRowBytes, from, row + pass * kPassRows < some);
-      }
-    } else {
-      RINGSPAN_NO_UNROLL
-      for (int pass = 0; pass < kPasses; ++pass, from += rows.stride * kPassRows) {
-        Chunk value{};
-        RINGSPAN_UNROLL
-        for (int e = 0; e < 8; ++e) {
-          if (e < count && row + pass * kPassRows < valid) value.words[e / 2] |= bits_of(from[e]) << (e % 2 * 16);
-        }
-        m.store_shared(number, to + pass * kPassRows * kPanelRowBytes, value);
-      }
-    }
-  });
+RINGSPAN_DEVICE void copy_swizzled(M& m, unsigned char* tile, const TileRows<Element>& from) {
+  copy_tile<SwizzledTile<kRows>, kRows, kDim, Element>(m, tile, from.rows, from.first, from.valid, from.width);
 }
 
 // The same of kRows rows that are all there, from a map (boxes have 64 columns): by one thread, counted at `barrier`.
@@ -79,7 +47,7 @@ RINGSPAN_DEVICE void copy_tile_from(M& m, unsigned char* tile, const TileRows<El
     const BoxCorner corner{0, place.row + static_cast<int>(from.first), head, batch};
     copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, corner, barrier);
   } else {
-    copy_tile<kRows, kDim, Element>(m, tile, from.rows, from.first, from.valid, from.width);
+    copy_swizzled<kRows, kDim>(m, tile, from);
   }
 }
 
@@ -104,6 +72,31 @@ RINGSPAN_DEVICE void product_weights(M& m, typename M::template Registers<float,
   for (int k = 0; k < P::kCols; k += 16) {
     m.template multiply_from_registers<P::kType, P::kDim>(c, weights, k / 4, advance(b0, k * kPanelRowBytes), 1);
   }
+}
+
+// For tiles with masked or dropped pairs, before `weights` are multiplied by them, with no product under way. `pairs`: kRows x
+// kCols bytes of shared memory; visible_of(thread) has sees(half, column). kDropped: -0 is the weight of a dropped pair, which
+// no other one has. Barriers.
+template <typename P, bool kDropped, typename M, typename Visible>
+RINGSPAN_DEVICE void exclude_non_finite(M& m, unsigned char* tile, const TileRows<typename P::Element>& from,
+                                        typename M::template Registers<float, P::kDim / 2>& sums,
+                                        typename M::template Registers<std::uint32_t, P::kCols / 4>& weights,
+                                        unsigned char* pairs, typename M::template Registers<int, 1>& flags,
+                                        Visible&& visible_of) {
+  find_non_finite<P, SwizzledTile<P::kCols>>(m, tile, flags);
+  if (!m.sync_any(flags)) return;
+  note_pairs<P>(m, pairs, [&](int thread) {
+    const auto& words = weights[thread];
+    return [&words, visible = visible_of(thread)](int half, int index, int column) {
+      const auto bits = static_cast<std::uint16_t>(words[index / 2] >> (index % 2 * 16));
+      const bool takes = visible.sees(half, column) && !(kDropped && bits == 0x8000U);
+      return takes ? kind_of_weight(P::Storage::load(bits)) : kNoPair;
+    };
+  });
+  clear_non_finite<P, SwizzledTile<P::kCols>>(m, tile);
+  m.fence_async();
+  m.sync();
+  add_non_finite<P>(m, sums, pairs, from);
 }
 
 }  // namespace ringspan::cuda

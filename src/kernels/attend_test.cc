@@ -170,21 +170,41 @@ TEST_P(AttendTest, HugeLogits) {
 TEST_P(AttendTest, ScoresOfMinusInfinityHaveNoWeight) {
   // k . q overflows to -inf for the even keys; rows that see only such keys stay empty and never become NaN.
   if (dtype() == DType::float16) GTEST_SKIP() << "float16 operands cannot overflow float32";
-  World world(spec(40, 40, 8));
-  world.q.fill(1e30);
-  for (std::int64_t key = 0; key < 40; ++key) {
-    for (int e = 0; e < 8; ++e) world.k.set(0, key, 0, e, key % 2 == 0 ? -1e30 : 0.0);
+  struct Operands {
+    double q, k;
+    float scale;
+  };
+  for (const Operands operands : {Operands{1e30, -1e30, 0.5F}, {1e19, -2.5e18, 2.0F}}) {  // the product, or scale times it
+    Spec s = spec(40, 40, 8);
+    s.scale = operands.scale;
+    World world(s);
+    world.q.fill(operands.q);
+    for (std::int64_t key = 0; key < 40; ++key) {
+      for (int e = 0; e < 8; ++e) world.k.set(0, key, 0, e, key % 2 == 0 ? operands.k : 0.0);
+    }
+    Part evens = world.whole();
+    evens.k_stride = 2, evens.k_count = 20, evens.q_count = 20;
+    Part all = world.whole();
+    all.q_row = 20, all.q_count = 20;
+    run_kernel(kernel(), world, {evens, all});
+    for (std::int64_t row = 0; row < 40; ++row) {
+      EXPECT_EQ(world.m.get(0, row, 0, 0), row < 20 ? -kInfinity : 0.0) << operands.scale << ", " << row;
+      EXPECT_EQ(world.l.get(0, row, 0, 0), row < 20 ? 0.0 : 20.0) << operands.scale << ", " << row;
+      EXPECT_FALSE(std::isnan(world.acc.get(0, row, 0, 3))) << operands.scale << ", " << row;
+    }
   }
-  Part evens = world.whole();
-  evens.k_stride = 2, evens.k_count = 20, evens.q_count = 20;
-  Part all = world.whole();
-  all.q_row = 20, all.q_count = 20;
-  run_kernel(kernel(), world, {evens, all});
-  for (std::int64_t row = 0; row < 40; ++row) {
-    EXPECT_EQ(world.m.get(0, row, 0, 0), row < 20 ? -kInfinity : 0.0) << row;
-    EXPECT_EQ(world.l.get(0, row, 0, 0), row < 20 ? 0.0 : 20.0) << row;
-    EXPECT_FALSE(std::isnan(world.acc.get(0, row, 0, 3))) << row;
-  }
+}
+
+TEST_P(AttendTest, MaximaThatDoNotMoveKeepTheirBits) {
+  Spec s = spec(70, 90, 32);
+  s.scale = 0.3F;
+  World world(s);
+  run_kernel(kernel(), world, {world.whole()});
+  std::vector<double> before;
+  for (std::int64_t row = 0; row < s.n_q; ++row) before.push_back(world.m.get(0, row, 0, 0));
+  for (int again = 0; again < 3; ++again) run_kernel(kernel(), world, {world.whole()});
+  for (std::int64_t row = 0; row < s.n_q; ++row)
+    EXPECT_EQ(world.m.get(0, row, 0, 0), before[static_cast<std::size_t>(row)]) << row;
 }
 
 TEST_P(AttendTest, EqualKeysAndOneHot) {

@@ -1,6 +1,6 @@
-// Softcap, ALiBi and dropout in the programs for warpgroups: the formulas of kernels/score.h and the decisions of
-// kernels/dropout.h, for a tile at once and without calls of functions or branches that threads might take apart, which would
-// put products that are under way and the arithmetic beside them one behind the other.
+// Softcap, ALiBi and dropout in the block programs: the formulas of kernels/score.h and the decisions of kernels/dropout.h, for
+// a tile at once and without calls of functions, across which few registers live, or branches that threads might take apart,
+// which would put products of warpgroups that are under way and the arithmetic beside them one behind the other.
 //
 // Cost: softcap two special functions and some ten other instructions per pair, ALiBi three, dropout a Philox block of some
 // sixty per pair, or per two neighbouring keys, in a loop that is not unrolled.
@@ -9,7 +9,6 @@
 #include <cmath>
 
 #include "cuda/block_parts.h"
-#include "cuda/warpgroup.h"
 
 namespace ringspan::cuda {
 
@@ -68,7 +67,7 @@ RINGSPAN_DEVICE AlibiRows alibi_rows(const kernels::AttendParams& params, const 
 
 // Which pairs of a tile are dropped: bit i of the words is that of c[thread][i], as scores lie in accumulators.
 template <typename P, typename M>
-using DroppedPairs = typename M::template Registers<std::uint32_t, P::kCols / 64>;
+using DroppedPairs = typename M::template Registers<std::uint32_t, (P::kCols + 63) / 64>;
 template <typename Words>
 RINGSPAN_DEVICE bool is_set(const Words& words, int index) {
   return (words[index / 32] >> (index % 32) & 1U) != 0U;
@@ -102,10 +101,10 @@ RINGSPAN_DEVICE void draw_pairs(M& m, DroppedPairs<P, M>& dropped, const AttendA
   m.each([&](int thread) {
     const Lane lane = lane_of(M::hidden(thread));
     RINGSPAN_UNROLL
-    for (int word = 0; word < P::kCols / 64; ++word) {
+    for (int word = 0; word < (P::kCols + 63) / 64; ++word) {
       std::uint32_t bits = 0U;
       RINGSPAN_NO_UNROLL
-      for (int j = 0; j < 8; ++j) bits |= draw(lane, word * 8 + j) << (4 * j);
+      for (int j = 0; j < (P::kCols < 64 ? P::kCols / 8 : 8); ++j) bits |= draw(lane, word * 8 + j) << (4 * j);
       dropped[thread][word] = bits;
     }
   });
@@ -121,7 +120,7 @@ RINGSPAN_DEVICE void draw_dropped(M& m, DroppedPairs<P, M>& dropped, const Atten
   }
   m.each([&](int thread) {
     RINGSPAN_UNROLL
-    for (int word = 0; word < P::kCols / 64; ++word) dropped[thread][word] = 0U;
+    for (int word = 0; word < (P::kCols + 63) / 64; ++word) dropped[thread][word] = 0U;
   });
 }
 

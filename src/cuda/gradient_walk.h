@@ -1,51 +1,12 @@
-// What the two roles of backward's programs for warpgroups (gradient_warpgroup_block.h) have in common: where tiles lie in
-// shared memory, which rows a block owns, and which tiles of the other side it takes in.
+// The rows a block of attend_backward owns, and which tiles of the other side it takes in.
 #pragma once
 
 #include "cuda/block_parts.h"
+#include "cuda/copy_tile.h"
 #include "cuda/gradient.h"
-#include "cuda/tile_ring.h"
 #include "cuda/tile_walk.h"
-#include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
-
-// Shared memory of a block: x1 and x2, three buffers of y1 and y2, a byte per pair of a tile, three buffers of lse and delta of
-// the rows of y with a word that says whether an lse among them is -inf (dk and dv only), barriers.
-template <typename P>
-struct GradientTiles {
-  static constexpr int kBuffers = 3;
-
-  template <typename M>
-  RINGSPAN_DEVICE GradientTiles(const M& m, unsigned char* shared)
-      : begin(shared + (0U - m.shared_address(shared)) % kSwizzleBytes), barriers(m.shared_address(begin) + kBarriers) {}
-
-  RINGSPAN_DEVICE unsigned char* x1() const { return begin; }
-  RINGSPAN_DEVICE unsigned char* x2() const { return begin + P::kRowTileBytes; }
-  RINGSPAN_DEVICE unsigned char* y1(int buffer) const { return begin + 2 * P::kRowTileBytes + buffer * 2 * P::kColTileBytes; }
-  RINGSPAN_DEVICE unsigned char* y2(int buffer) const { return y1(buffer) + P::kColTileBytes; }
-  RINGSPAN_DEVICE unsigned char* pairs() const { return y1(kBuffers); }
-  RINGSPAN_DEVICE float* lse(int buffer) const {
-    return reinterpret_cast<float*>(pairs() + P::kRows * P::kCols) + buffer * (2 * P::kCols + 1);
-  }
-  RINGSPAN_DEVICE float* delta(int buffer) const { return lse(buffer) + P::kCols; }
-  RINGSPAN_DEVICE float* without(int buffer) const { return lse(buffer) + 2 * P::kCols; }  // 1: an lse is -inf
-
-  RINGSPAN_DEVICE TileRing<1> row_ring() const { return TileRing<1>(barriers); }
-  RINGSPAN_DEVICE TileRing<kBuffers> column_ring() const { return TileRing<kBuffers>(barriers + TileRing<1>::kBarrierBytes); }
-  // By one thread, before the roles begin.
-  template <typename M>
-  RINGSPAN_DEVICE void init_barriers(M& m) const {
-    row_ring().init(m, P::kProducers, P::kThreads / 32);
-    column_ring().init(m, P::kProducers, P::kThreads / 32);
-  }
-
-  static constexpr int kStatistics = P::kBackwardStatisticsBytes;
-  static_assert(kStatistics >= kBuffers * (2 * P::kCols + 1) * 4 && kStatistics % 8 == 0);
-  static constexpr int kBarriers = 2 * P::kRowTileBytes + 2 * kBuffers * P::kColTileBytes + P::kRows * P::kCols + kStatistics;
-  unsigned char* begin;  // at a multiple of 1,024
-  std::uint32_t barriers;
-};
 
 // The rows of a block.
 template <typename P, typename M, Gradient kGradient>
@@ -56,16 +17,16 @@ class GradientWork {
   using Rows = RowsView<const Element>;
   using Walk = TileWalk<P, M>;
   static constexpr bool kOwnsQueries = kGradient == Gradient::dq;
-  static_assert(kOwnsQueries || kGradient == Gradient::dk_dv);
 
   RINGSPAN_DEVICE GradientWork(const AttendArguments& arguments, std::int64_t block) : arguments_(arguments) {
     const BlockWork work = find_work(arguments, block);
     const Group& group = arguments.groups[work.group];
     const Task& task = arguments.tasks[group.first_task];
     batch = static_cast<int>(work.batch);
-    first_row = static_cast<int>(kOwnsQueries ? group.tiles - 1 - work.tile : work.tile) * P::kRows;  // the most work first
+    first_row =
+        static_cast<int>(kOwnsQueries ? group.tiles - 1 - work.tile : work.tile) * P::kBlockRows;  // the most work first
     const std::int64_t rows_left = (kOwnsQueries ? task.q_count : task.k_count) - first_row;
-    rows = rows_left < P::kRows ? static_cast<int>(rows_left) : P::kRows;
+    rows = rows_left < P::kBlockRows ? static_cast<int>(rows_left) : P::kBlockRows;
     // Of the tasks' query heads, or the kv head itself.
     head = static_cast<int>(kOwnsQueries ? work.head : task.head_first / arguments.params.shape.group + work.head);
   }
@@ -115,6 +76,26 @@ class GradientWork {
     const Rows all =
         kOwnsQueries ? view_of<const Element>(task.v, batch, walk.head) : view_of<const Element>(task.d_out, batch, walk.head);
     return {all, walk.first(tile), walk.valid(tile), arguments_.params.shape.head_dim_v};
+  }
+
+  // Which of the block's rows have a pair in any task of the group; a query with lse = -inf has none.
+  RINGSPAN_DEVICE void note_seen(M& m, typename M::template Registers<int, 2>& seen, const Group& group) const {
+    m.each([&](int thread) {
+      const Lane lane = lane_of(M::hidden(thread));
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        const int row = lane.row + half * 8;
+        bool any = false;
+        for (std::int64_t index = 0; index < group.task_count && row < rows && !any; ++index) {
+          const Task& task = arguments_.tasks[group.first_task + index];
+          any = !columns_of_row(task, row).empty() && !heads_of(task).empty();
+          if (kOwnsQueries && any) {
+            any = *view_of<const float>(task.lse, batch, head).row(first_row + row) != kMinusInfinity;
+          }
+        }
+        seen[thread][half] = any ? 1 : 0;
+      }
+    });
   }
 
   int batch, head, first_row, rows;
