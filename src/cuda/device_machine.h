@@ -61,6 +61,7 @@ class CudaMachine {
     body(static_cast<int>(threadIdx.x));
   }
   __device__ __forceinline__ void sync() { __syncthreads(); }
+  __device__ __forceinline__ void sync_warps() { __syncwarp(); }
   __device__ __forceinline__ bool sync_any(Registers<int, 1>& flags) { return __syncthreads_or(flags.values[0]) != 0; }
 
   __device__ __forceinline__ void copy_async(int, void* to, const void* from, bool valid) {

@@ -69,6 +69,7 @@ class EmulatedMachine {
     arrived_.clear();
     std::fill(read_.begin(), read_.end(), false);
   }
+  void sync_warps() {}
   bool sync_any(Registers<int, 1>& flags) {
     sync();
     bool any = false;

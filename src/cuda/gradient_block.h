@@ -112,20 +112,28 @@ class GradientBlock {
 
   RINGSPAN_DEVICE void take_in(const Task& task) {
     const kernels::IndexRange heads = work_.heads_of(task);
+    bool has_rows = false;
     for (auto t = static_cast<int>(heads.begin); t < static_cast<int>(heads.end); ++t) {
       const Walk walk = work_.walk_of(task, t);
-      if (walk.tiles > 0) take_in_head(task, walk, t);
+      if (walk.tiles == 0) continue;
+      if (!has_rows) copy_own_rows(task, t);
+      has_rows = true;
+      take_in_head(task, walk);
     }
   }
 
-  // Everything of one task and one query head.
-  RINGSPAN_DEVICE void take_in_head(const Task& task, const Walk& walk, int t) {
+  // Of one query head (dq), or for all of a kv head (dk, dv).
+  RINGSPAN_DEVICE void copy_own_rows(const Task& task, int t) {
     m_.sync();
     copy_rows<P, P::kRows>(m_, x1_tile_, {work_.x1_rows(task, t), work_.first_row, work_.rows, params_.shape.head_dim});
     if constexpr (kScoreGradient) {
       copy_rows<P, P::kRows>(m_, x2_tile_, {work_.x2_rows(task, t), work_.first_row, work_.rows, params_.shape.head_dim_v});
     }
     if constexpr (kOwnsQueries) load_row_statistics(task);
+  }
+
+  // Everything of one task and one query head. The early tile is free: what read it last has a barrier behind it.
+  RINGSPAN_DEVICE void take_in_head(const Task& task, const Walk& walk) {
     copy_early(task, walk, 0);
     for (int tile = 0; tile < walk.tiles; ++tile) {
       m_.wait_copies();

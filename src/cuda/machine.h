@@ -15,6 +15,7 @@
 //   hidden(value)              the value, of which the compiler knows nothing: what seldom runs is not to be computed ahead,
 //                              for every tile, into registers that are scarce
 //   sync(), sync_any(r)        barrier; the second returns, to all, whether any thread's r[thread][0] is not 0
+//   sync_warps()               each warp by itself
 //   load_matrix<kTranspose>(out, at)   ldmatrix .x4: four 8 x 8 matrices of 16-bit elements; thread i of a warp gives, as
 //                              at(thread), the address of row i % 8 of matrix i / 8 (16 bytes, aligned)
 //   mma<kType>(c, j, a, b, i)  C += A B, m16n8k16, 16-bit operands, float32 sums: C is c[thread][4 j .. 4 j + 3], A is a, B is

@@ -105,7 +105,7 @@ RINGSPAN_DEVICE void stage_weights(M& m, typename M::template Registers<float, P
 }
 
 // W: kRows x kCols in fragments, B: kCols rows of kDim. For float32 `stage` (kRows x kStageLead floats) takes the weights on
-// the way, with two barriers.
+// the way; a warp writes and reads its own rows there.
 template <typename P, int kParts, typename M, typename Parts, typename WeightParts>
 RINGSPAN_DEVICE void product_rn(M& m, Parts&& c, WeightParts&& w, const typename P::Element* b, unsigned char* stage) {
   if constexpr (P::kHalf) {
@@ -139,9 +139,9 @@ RINGSPAN_DEVICE void product_rn(M& m, Parts&& c, WeightParts&& w, const typename
   } else {
     static_assert(kParts == 1);
     float* const weights = reinterpret_cast<float*>(stage);
-    m.sync();
+    m.sync_warps();
     stage_weights<P>(m, w(0), weights);
-    m.sync();
+    m.sync_warps();
     m.each([&](int thread) {
       const Lane lane = lane_of(thread);
       const float* upper = weights + lane.row * P::kStageLead;
