@@ -1,24 +1,52 @@
-"""What this machine can do: builds and runs peak.cc."""
+"""What this machine can do, and whether it does it now: builds and runs peak.cc."""
 
+import ctypes
 import json
 import subprocess
 import tempfile
 from pathlib import Path
 
 
+def build(target, *flags):
+    source = Path(__file__).resolve().parent / "peak.cc"
+    subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", *flags, "-o", str(target), str(source)], check=True)
+
+
 def measure_peaks(only=None):
     """Rates of one thread (see peak.cc), or {} where there is no compiler. only="read": reading memory alone."""
-    source = Path(__file__).resolve().parent / "peak.cc"
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "peak"
         try:
-            subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", "-o", str(program), str(source)], check=True)
+            build(program)
         except (OSError, subprocess.CalledProcessError):
             return {}
         command = [str(program)] + ([only] if only else [])
         # Other work on the machine only ever takes away from a rate: the best of a few runs.
         runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)]
         return best_of(*runs)
+
+
+class Quiet:
+    """Whether the machine has `share` of its best float32 rate: other work on it, on the same core or its clock, takes some away.
+    Asking it does not depend on what is measured between two questions."""
+
+    def __init__(self, share):
+        with tempfile.TemporaryDirectory() as folder:
+            build(Path(folder) / "peak.so", "-shared", "-fPIC")
+            self._rate = ctypes.CDLL(str(Path(folder) / "peak.so")).float32_rate_now
+        self._rate.restype = ctypes.c_double
+        self.share = share
+        self.best = max(self._rate() for _ in range(200))
+        self.turns = self.disturbed_turns = self.disturbed_cases = 0
+
+    def now(self):
+        rate = self._rate()
+        self.best = max(self.best, rate)
+        return rate >= self.share * self.best
+
+    def report(self):
+        return {"share": self.share, "best_gflops": self.best, "turns": self.turns, "disturbed_turns": self.disturbed_turns,
+                "cases_without_enough_quiet_turns": self.disturbed_cases}
 
 
 def best_of(*peaks):

@@ -5,29 +5,47 @@ import statistics
 import time
 
 MOST_TURNS = 30
+PATIENCE = 30.0  # seconds that a case waits for quiet turns
 
 
 @dataclasses.dataclass(frozen=True)
 class Turns:
-    """`repeats` turns of each call, and further ones until they took `least_seconds` in all. clock: wall or cpu."""
+    """`repeats` turns of each call, and further ones until they took `least_seconds` in all. clock: wall or cpu. quiet: a
+    machine.Quiet; turns that begin or end while the machine is disturbed do not count."""
 
     clock: str
     repeats: int
     least_seconds: float = 0.0
+    quiet: object = None
 
     def take(self, calls):
-        """Seconds of each turn of each call."""
+        """Seconds of each turn of each call; of all turns where too few were quiet."""
         now = time.process_time if self.clock == "cpu" else time.perf_counter
-        times = [[] for _ in calls]
-        begin, turn = time.perf_counter(), 0
-        while turn < self.repeats or (turn < MOST_TURNS and time.perf_counter() - begin < self.least_seconds):
-            order = range(len(calls)) if turn % 2 == 0 else reversed(range(len(calls)))
+        taken, counted = [], []
+        begin = time.perf_counter()
+        was_quiet = self.quiet is None or self.quiet.now()
+        while not self._enough(len(taken), len(counted), time.perf_counter() - begin):
+            times = [0.0] * len(calls)
+            order = range(len(calls)) if len(taken) % 2 == 0 else reversed(range(len(calls)))
             for i in order:
                 start = now()
                 calls[i]()
-                times[i].append(now() - start)
-            turn += 1
-        return times
+                times[i] = now() - start
+            taken.append(times)
+            is_quiet = self.quiet is None or self.quiet.now()
+            if was_quiet and is_quiet:
+                counted.append(times)
+            was_quiet = is_quiet
+        if self.quiet is not None:
+            self.quiet.turns += len(taken)
+            self.quiet.disturbed_turns += len(taken) - len(counted)
+            self.quiet.disturbed_cases += len(counted) < self.repeats
+        return [list(times) for times in zip(*(counted if len(counted) >= self.repeats else taken))]
+
+    def _enough(self, taken, counted, seconds):
+        if counted < self.repeats:
+            return self.quiet is not None and taken >= self.repeats and seconds > PATIENCE
+        return counted >= MOST_TURNS or seconds >= self.least_seconds
 
     def medians(self, *calls, clock=None):
         """Seconds of each call, after one to warm up."""
