@@ -32,7 +32,10 @@ class Quiet:
 
     def __init__(self, share):
         with tempfile.TemporaryDirectory() as folder:
-            build(Path(folder) / "peak.so", "-shared", "-fPIC")
+            try:
+                build(Path(folder) / "peak.so", "-shared", "-fPIC")
+            except (OSError, subprocess.CalledProcessError) as error:
+                raise SystemExit(f"--quiet builds peak.cc and needs a C++ compiler: {error}") from error
             self._rate = ctypes.CDLL(str(Path(folder) / "peak.so")).float32_rate_now
         self._rate.restype = ctypes.c_double
         self.share = share

@@ -169,7 +169,7 @@ class AttendBlock {
   RINGSPAN_DEVICE void mask_thread(const Task& task, std::int64_t column0, int part, int thread) {
     const Lane lane = lane_of(M::hidden(thread));
     VisibleColumns visible{};
-    if constexpr (!kPlain) visible = visible_columns(task, column0, part, thread);
+    if constexpr (!kPlain) visible = visible_columns<P, M>(task, first_row_of(part), rows_of(part), column0, thread);
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
       float largest = kMinusInfinity;
@@ -227,19 +227,6 @@ class AttendBlock {
   RINGSPAN_DEVICE float exponential(float difference) const {
     if constexpr (P::kHalf) return M::template exp2<P::kType>(difference * arguments_.exponent_unit);
     return M::template exp<P::kType>(difference * arguments_.score_unit);
-  }
-
-  RINGSPAN_DEVICE VisibleColumns visible_columns(const Task& task, std::int64_t column0, int part, int thread) const {
-    VisibleColumns visible{};
-    const Lane lane = lane_of(M::hidden(thread));
-    RINGSPAN_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane.row + half * 8;
-      kernels::IndexRange range{};
-      if (row < rows_of(part)) range = kernels::keys_of_row(task, first_row_of(part) + row);
-      clip(range, column0, P::kCols, half, visible);
-    }
-    return visible;
   }
 
   RINGSPAN_DEVICE void exclude(const Task& task, const Walk& walk, int tile) {

@@ -43,4 +43,20 @@ RINGSPAN_DEVICE TileWalk<P, M> walk_of(const AttendWork& work, const kernels::At
                             kernels::kv_index(task, (task.head_first + work.head * task.head_step) / group));
 }
 
+// The columns of the tile from column0 on that a thread's rows see, of `rows` rows from first_row on.
+template <typename P, typename M>
+RINGSPAN_DEVICE VisibleColumns visible_columns(const kernels::AttendTask& task, int first_row, int rows, std::int64_t column0,
+                                               int thread) {
+  VisibleColumns visible{};
+  const Lane lane = lane_of(M::hidden(thread));
+  RINGSPAN_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    const int row = lane.row + half * 8;
+    kernels::IndexRange range{};
+    if (row < rows) range = kernels::keys_of_row(task, first_row + row);
+    clip(range, column0, P::kCols, half, visible);
+  }
+  return visible;
+}
+
 }  // namespace ringspan::cuda

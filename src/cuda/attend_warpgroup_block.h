@@ -192,7 +192,7 @@ class AttendWarpgroupBlock {
   template <bool kMasked, bool kCaps>
   RINGSPAN_DEVICE void scale_thread(const Task& task, std::int64_t column0, int thread) {
     [[maybe_unused]] VisibleColumns visible{};
-    if constexpr (kMasked) visible = visible_columns(task, column0, thread);
+    if constexpr (kMasked) visible = visible_columns<P, M>(task, first_row_, rows_, column0, thread);
     const Lane lane = lane_of(thread);
     [[maybe_unused]] AlibiRows alibi;
     if constexpr (P::kOptions) {
@@ -215,19 +215,6 @@ class AttendWarpgroupBlock {
       }
       tile_max_[thread][half] = largest;
     }
-  }
-
-  RINGSPAN_DEVICE VisibleColumns visible_columns(const Task& task, std::int64_t column0, int thread) const {
-    VisibleColumns visible{};
-    const Lane lane = lane_of(M::hidden(thread));
-    RINGSPAN_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane.row + half * 8;
-      kernels::IndexRange range{};
-      if (row < rows_) range = kernels::keys_of_row(task, first_row_ + row);
-      clip(range, column0, P::kCols, half, visible);
-    }
-    return visible;
   }
 
   RINGSPAN_DEVICE void shrink_and_pack() {
@@ -256,10 +243,10 @@ class AttendWarpgroupBlock {
   // Values of a tile with masked or dropped pairs, before they are multiplied.
   RINGSPAN_DEVICE void exclude_values(const Task& task, const Walk& walk, int tile) {
     const auto rows = view_of<const Element>(task.v, batch_, walk.head);
-    exclude_non_finite<P, P::kOptions>(m_, tiles_.values(value_ring_.buffer()),
-                                       {rows, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v}, state_.acc,
-                                       weights_, tiles_.pairs(), flags_,
-                                       [&](int thread) { return visible_columns(task, walk.first(tile), thread); });
+    exclude_non_finite<P, P::kOptions>(
+        m_, tiles_.values(value_ring_.buffer()), {rows, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v},
+        state_.acc, weights_, tiles_.pairs(), flags_,
+        [&](int thread) { return visible_columns<P, M>(task, first_row_, rows_, walk.first(tile), thread); });
   }
 
   M& m_;

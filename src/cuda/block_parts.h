@@ -8,7 +8,6 @@
 #include "cuda/arguments.h"
 #include "cuda/finish_row.h"
 #include "cuda/machine.h"
-#include "kernels/dropout.h"
 #include "kernels/task_view.h"
 
 namespace ringspan::cuda {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "cuda/block_parts.h"
+#include "cuda/gradient.h"
 #include "cuda/store_rows.h"
 
 namespace ringspan::cuda {
@@ -49,6 +50,31 @@ RINGSPAN_DEVICE void put_rows(M& m, const Operand& operand, bool writes, std::in
     store_floats<P, false>(m, sums, seen, rows, first, count, width);
   } else {
     store_rounded<P>(m, sums, rows, first, count, width, tile);
+  }
+}
+
+// The sums of a block, of ds y1 (`first`) and p y2 (`second`), to dq, to dk and dv, or to one of these, as kGradient says.
+// Finds the block's work once more: what is needed only here would be in registers all the time. `tile` as in store_rows.h.
+template <typename P, Gradient kGradient, typename M, typename Work>
+RINGSPAN_DEVICE void put_gradients(M& m, const Work& work, const AttendArguments& arguments, std::int64_t block,
+                                   typename M::template Registers<float, P::kDim / 2>& first,
+                                   typename M::template Registers<float, P::kDim / 2>& second,
+                                   typename M::template Registers<int, 2>& seen, typename P::Element* tile) {
+  const Group& group = Work::group_of(arguments, block);
+  const kernels::AttendTask& task = arguments.tasks[group.first_task];
+  const kernels::AttendShape& shape = arguments.params.shape;
+  work.note_seen(m, seen, group);
+  const auto put = [&](const auto& operand, bool writes, std::int64_t head, int width, float factor, auto& sums) {
+    put_rows<P>(m, operand, writes, work.batch, head, work.first_row, work.rows, width, factor, sums, seen, tile);
+  };
+  if constexpr (kGradient == Gradient::dq) {
+    put(task.dq, task.writes_dq, work.head, shape.head_dim, arguments.params.scale, first);
+  } else {
+    const std::int64_t kv = kernels::kv_index(task, work.head);
+    if constexpr (kGradient != Gradient::dv) {
+      put(task.dk, task.writes_dk_dv, kv, shape.head_dim, arguments.params.scale, first);
+    }
+    if constexpr (kGradient != Gradient::dk) put(task.dv, task.writes_dk_dv, kv, shape.head_dim_v, 1.0F, second);
   }
 }
 

@@ -52,7 +52,8 @@ class GradientWarpgroupBlock {
     m_.begin_turns();
     for (const Task* task = begin; task != begin + group.task_count; ++task) take_in(*task);
     m_.end_turns();
-    store(M::hidden(static_cast<int>(block)));
+    put_gradients<P, kGradient>(m_, work_, arguments_, M::hidden(static_cast<int>(block)), first_, second_, seen_,
+                                reinterpret_cast<Element*>(tiles_.begin));
   }
 
  private:
@@ -73,27 +74,6 @@ class GradientWarpgroupBlock {
         if constexpr (!kOwnsQueries) second_[thread][index] = 0.0F;
       }
     });
-  }
-
-  // Finds its work once more: what is needed only here would be in registers all the time.
-  RINGSPAN_DEVICE void store(std::int64_t block) {
-    const Group& group = Work::group_of(arguments_, block);
-    const Task& head_task = arguments_.tasks[group.first_task];
-    work_.note_seen(m_, seen_, group);
-    if constexpr (kOwnsQueries) {
-      put(head_task.dq, head_task.writes_dq, work_.head, params_.shape.head_dim, params_.scale, first_);
-    } else {
-      const std::int64_t kv = kernels::kv_index(head_task, work_.head);
-      put(head_task.dk, head_task.writes_dk_dv, kv, params_.shape.head_dim, params_.scale, first_);
-      put(head_task.dv, head_task.writes_dk_dv, kv, params_.shape.head_dim_v, 1.0F, second_);
-    }
-  }
-
-  template <typename Operand>
-  RINGSPAN_DEVICE void put(const Operand& operand, bool writes, std::int64_t head, int width, float factor,
-                           Registers<float, P::kDim / 2>& sums) {
-    put_rows<P>(m_, operand, writes, work_.batch, head, work_.first_row, work_.rows, width, factor, sums, seen_,
-                reinterpret_cast<Element*>(tiles_.begin));
   }
 
   RINGSPAN_DEVICE void take_in(const Task& task) {

@@ -9,6 +9,7 @@
 #include <cmath>
 
 #include "cuda/block_parts.h"
+#include "kernels/dropout.h"
 
 namespace ringspan::cuda {
 

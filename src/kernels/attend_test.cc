@@ -7,7 +7,6 @@
 #include <tuple>
 
 #include "kernels/attend_harness.h"
-#include "ringspan/error.h"
 
 namespace ringspan::kernels::testing {
 namespace {
@@ -475,74 +474,6 @@ TEST_P(AttendTest, NanOfTheOnlyKeysStays) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendTest, ::testing::ValuesIn(runnable(RINGSPAN_TEST_ATTEND_KERNELS)), kernel_name);
-
-TEST(AttendKernels, ReferenceIsLastAndSupportsEverything) {
-  for (const auto kernels : {attend_kernels(), attend_backward_kernels()}) {
-    for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
-      AttendShape shape{dtype, 256, 1, 7, true, true, true, 5};
-      bool found = false;
-      for (const AttendKernel& kernel : kernels)
-        found = found || (kernel.name.ends_with("_reference") && kernel.supports(shape));
-      EXPECT_TRUE(found) << to_string(dtype);
-    }
-    EXPECT_TRUE(kernels.back().name.ends_with("_reference"));
-  }
-}
-
-TEST(AttendKernels, SelectionByName) {
-  AttendShape shape{DType::bfloat16, 64, 64, 1, false, false, false, 1};
-  EXPECT_EQ(select_attend(shape, "reference").name, "attend_bf16_reference");
-  EXPECT_EQ(select_attend(shape, "attend_bf16_reference").name, "attend_bf16_reference");
-  EXPECT_EQ(select_attend_backward(shape, "reference").name, "attend_backward_bf16_reference");
-  EXPECT_TRUE(select_attend(shape).supports(shape));
-  EXPECT_TRUE(select_attend(shape).is_default());
-  for (const AttendKernel& kernel : attend_kernels()) {  // others run when named
-    if (!kernel.supports(shape)) continue;
-    EXPECT_EQ(select_attend(shape, kernel.name).name, kernel.name);
-  }
-  EXPECT_THROW(select_attend(shape, "attend_f32_reference"), Unsupported);
-  shape.head_dim = 257;
-  EXPECT_THROW(select_attend(shape), Unsupported);
-  try {
-    select_attend(shape, "fast");
-    FAIL();
-  } catch (const InvalidArgument& error) {
-    EXPECT_NE(std::string(error.what()).find("attend_f32_reference"), std::string::npos) << error.what();
-  }
-}
-
-TEST(Dropout, RateAndIndependence) {
-  const double rate = 0.3;
-  int dropped = 0, both = 0;
-  const int n = 400;
-  for (int i = 0; i < n; ++i) {
-    for (int j = 0; j < n; ++j) {
-      const bool a = is_dropped(1, 0.3F, 0, 0, i, j, 0);
-      dropped += a ? 1 : 0;
-      both += a && is_dropped(1, 0.3F, 0, 0, i, j + 1, 0) ? 1 : 0;
-    }
-  }
-  const double count = static_cast<double>(n) * n;
-  EXPECT_NEAR(dropped / count, rate, 5 * std::sqrt(rate * (1 - rate) / count));
-  EXPECT_NEAR(both / count, rate * rate, 5 * std::sqrt(rate * rate / count));
-}
-
-TEST(Dropout, EveryCoordinateMatters) {
-  const auto pattern = [](std::uint64_t seed, std::int64_t batch, std::int64_t head, std::int64_t i, int state) {
-    std::uint64_t bits = 0;
-    for (int j = 0; j < 64; ++j) bits |= static_cast<std::uint64_t>(is_dropped(seed, 0.5F, batch, head, i, j, state)) << j;
-    return bits;
-  };
-  const std::uint64_t base = pattern(1, 2, 3, 4, 0);
-  EXPECT_NE(base, pattern(2, 2, 3, 4, 0));
-  EXPECT_NE(base, pattern(1 | std::uint64_t{1} << 40, 2, 3, 4, 0));
-  EXPECT_NE(base, pattern(1, 3, 3, 4, 0));
-  EXPECT_NE(base, pattern(1, 2, 4, 4, 0));
-  EXPECT_NE(base, pattern(1, 2, 3, 5, 0));
-  EXPECT_NE(base, pattern(1, 2, 3, 4 + (std::int64_t{1} << 35), 0));
-  EXPECT_NE(base, pattern(1, 2, 3, 4, 1));
-  EXPECT_FALSE(is_dropped(1, 0.0F, 0, 0, 0, 0, 0));
-}
 
 }  // namespace
 }  // namespace ringspan::kernels::testing
