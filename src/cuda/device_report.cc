@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 #include <fmt/format.h>
 
+#include "cuda/device_tensor_maps.h"
+
 namespace ringspan::cuda {
 namespace {
 
@@ -18,10 +20,16 @@ std::string device_line(int index) {
   if (properties.major < 8) {
     return head + "; the kernels need 8.0 or newer (this CUDA cannot compile for it): attention runs on the CPU";
   }
-  return head + fmt::format(
-                    "; attention runs with kernels of our own: mma.sync for 16-bit tensors, float32 units for float32; {} "
-                    "KiB of shared memory per block",
-                    properties.sharedMemPerBlockOptin >> 10);
+  std::string line =
+      head + fmt::format(
+                 "; attention runs with kernels of our own: mma.sync for 16-bit tensors, float32 units for float32; {} "
+                 "KiB of shared memory per block",
+                 properties.sharedMemPerBlockOptin >> 10);
+  if (RINGSPAN_CUDA_SM90A && properties.major == 9 && properties.minor == 0) {
+    line += has_tensor_maps() ? "; wgmma can be named, whole tiles come by TMA"
+                              : "; wgmma can be named, without TMA: the driver has no cuTensorMapEncodeTiled";
+  }
+  return line;
 }
 
 }  // namespace

@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <chrono>
+#include <map>
+#include <mutex>
 #include <thread>
 
 #include "cuda/cudnn.h"
@@ -15,8 +17,15 @@
 namespace ringspan::cuda {
 namespace {
 
+// CUDA keeps a thread's last error until somebody asks for it, and a launch would report it as its own.
+void forget_error() { static_cast<void>(cudaGetLastError()); }
+
+void ignore(cudaError_t status) {
+  if (status != cudaSuccess) forget_error();
+}
 void check(cudaError_t status, const std::string& what) {
   if (status == cudaSuccess) return;
+  forget_error();
   throw DeviceError(fmt::format("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status)));
 }
 
@@ -29,7 +38,7 @@ class CurrentDevice {
     changed_ = before_ != index;
   }
   ~CurrentDevice() {
-    if (changed_) static_cast<void>(cudaSetDevice(before_));
+    if (changed_) ignore(cudaSetDevice(before_));
   }
   CurrentDevice(const CurrentDevice&) = delete;
   CurrentDevice& operator=(const CurrentDevice&) = delete;
@@ -43,14 +52,26 @@ class CurrentDevice {
 // uses yet.
 class RelaxedCapture {
  public:
-  RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
-  ~RelaxedCapture() { static_cast<void>(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  RelaxedCapture() { ignore(cudaThreadExchangeStreamCaptureMode(&mode_)); }
+  ~RelaxedCapture() { ignore(cudaThreadExchangeStreamCaptureMode(&mode_)); }
   RelaxedCapture(const RelaxedCapture&) = delete;
   RelaxedCapture& operator=(const RelaxedCapture&) = delete;
 
  private:
   cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
+
+// Asked for once: CUDA takes a millisecond, and every device buffer has a runtime.
+const cudaDeviceProp& properties_of(int index) {
+  static std::mutex mutex;
+  static std::map<int, cudaDeviceProp> known;
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(index);
+  if (found != known.end()) return found->second;
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, index), fmt::format("cannot ask for the properties of cuda:{}", index));
+  return known.emplace(index, properties).first->second;
+}
 
 class CudaRuntime final : public Runtime {
  public:
@@ -61,8 +82,7 @@ class CudaRuntime final : public Runtime {
     if (index < 0 || index >= count)
       throw DeviceError(fmt::format("there is no cuda:{}: this machine has {} CUDA devices", index, count));
     const CurrentDevice current(index);
-    cudaDeviceProp properties{};
-    check(cudaGetDeviceProperties(&properties, index), fmt::format("cannot ask for the properties of cuda:{}", index));
+    const cudaDeviceProp& properties = properties_of(index);
     name_ = fmt::format("cuda:{} ({})", index, properties.name);
     if (properties.major < 8) {
       throw Unsupported(fmt::format("{} has compute capability {}.{}; the kernels need 8.0 or newer", name_, properties.major,
@@ -77,12 +97,12 @@ class CudaRuntime final : public Runtime {
   }
 
   ~CudaRuntime() override {
-    for (cudaEvent_t event : events_) static_cast<void>(cudaEventDestroy(event));
+    for (cudaEvent_t event : events_) ignore(cudaEventDestroy(event));
     for (cudaEvent_t event : {computed_, copied_}) {
-      if (event != nullptr) static_cast<void>(cudaEventDestroy(event));
+      if (event != nullptr) ignore(cudaEventDestroy(event));
     }
-    if (copy_stream_ != nullptr) static_cast<void>(cudaStreamDestroy(copy_stream_));
-    if (owns_stream_) static_cast<void>(cudaStreamDestroy(stream_));
+    if (copy_stream_ != nullptr) ignore(cudaStreamDestroy(copy_stream_));
+    if (owns_stream_) ignore(cudaStreamDestroy(stream_));
   }
 
   std::string name() const override { return name_; }
@@ -99,15 +119,15 @@ class CudaRuntime final : public Runtime {
     check(cudaDeviceCanAccessPeer(&can, index_, peer->index_), fmt::format("cannot ask {} about {}", name_, peer->name_));
     if (can == 0) return;
     const cudaError_t status = cudaDeviceEnablePeerAccess(peer->index_, 0);
-    static_cast<void>(cudaGetLastError());  // that it is enabled already is an error to CUDA, and stays one
-    if (status != cudaErrorPeerAccessAlreadyEnabled) check(status, fmt::format("{} cannot reach {}", name_, peer->name_));
+    if (status == cudaErrorPeerAccessAlreadyEnabled) return forget_error();
+    check(status, fmt::format("{} cannot reach {}", name_, peer->name_));
   }
   int shared_bytes_per_block() const override { return shared_bytes_; }
   bool has_warpgroups() const override { return has_warpgroups_; }
   bool holds(const void* data) const override {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
+      forget_error();
       return false;
     }
     return attributes.type == cudaMemoryTypeManaged || (attributes.type == cudaMemoryTypeDevice && attributes.device == index_);
@@ -127,7 +147,7 @@ class CudaRuntime final : public Runtime {
     check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), fmt::format("cannot allocate {} bytes on {}", bytes, name_));
     return static_cast<std::byte*>(data);
   }
-  void release(std::byte* data) noexcept override { static_cast<void>(cudaFree(data)); }
+  void release(std::byte* data) noexcept override { ignore(cudaFree(data)); }
   std::byte* allocate_host(std::int64_t bytes) override {
     const CurrentDevice current(index_);
     const RelaxedCapture relaxed;
@@ -136,7 +156,7 @@ class CudaRuntime final : public Runtime {
           fmt::format("cannot allocate {} bytes of pinned host memory for {}", bytes, name_));
     return static_cast<std::byte*>(data);
   }
-  void release_host(std::byte* data) noexcept override { static_cast<void>(cudaFreeHost(data)); }
+  void release_host(std::byte* data) noexcept override { ignore(cudaFreeHost(data)); }
   void copy(void* to, const void* from, std::int64_t bytes) override {
     const CurrentDevice current(index_);
     check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_),
@@ -146,7 +166,7 @@ class CudaRuntime final : public Runtime {
   bool holds_pinned(const void* data) const override {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
-      static_cast<void>(cudaGetLastError());
+      forget_error();
       return false;
     }
     return attributes.type == cudaMemoryTypeHost;
@@ -232,7 +252,10 @@ class CudaRuntime final : public Runtime {
     if (event == 0) return true;
     // A slot that was recorded again stands for a later point: complete only when that is.
     const cudaError_t status = cudaEventQuery(slot(event));
-    if (status == cudaErrorNotReady) return false;
+    if (status == cudaErrorNotReady) {
+      forget_error();
+      return false;
+    }
     check(status, name_ + " failed");
     return true;
   }
@@ -249,8 +272,8 @@ class CudaRuntime final : public Runtime {
   }
 
   void finish() noexcept override {
-    static_cast<void>(cudaStreamSynchronize(stream_));
-    if (copy_stream_ != nullptr) static_cast<void>(cudaStreamSynchronize(copy_stream_));
+    ignore(cudaStreamSynchronize(stream_));
+    if (copy_stream_ != nullptr) ignore(cudaStreamSynchronize(copy_stream_));
   }
 
  private:

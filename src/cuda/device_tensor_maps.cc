@@ -16,7 +16,12 @@ Encode find_encode() {
   cudaDriverEntryPointQueryResult found{};
   const cudaError_t status =
       cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kSince, cudaEnableDefault, &found);
+  if (status != cudaSuccess) static_cast<void>(cudaGetLastError());  // the next launch would report it
   return status == cudaSuccess && found == cudaDriverEntryPointSuccess ? reinterpret_cast<Encode>(entry) : nullptr;
+}
+Encode encoder() {
+  static const Encode found = find_encode();
+  return found;
 }
 
 // Both 16-bit types are copied as they are.
@@ -39,8 +44,10 @@ bool encode(Encode encode_tiled, const TileMap& map, int rows, TensorMap& out) {
 
 }  // namespace
 
+bool has_tensor_maps() { return encoder() != nullptr; }
+
 TensorMaps encode_tensor_maps(TileMaps& maps, int rows) {
-  static const Encode encode_tiled = find_encode();
+  const Encode encode_tiled = encoder();
   TensorMaps encoded{};
   int count = 0;
   for (int index = 0; index < maps.count && encode_tiled != nullptr; ++index) {

@@ -14,6 +14,9 @@ struct TensorMaps {
   TensorMap maps[TileMaps::kMost];
 };
 
+// Whether the driver can make them; without, all tiles are copied by threads.
+bool has_tensor_maps();
+
 // Boxes of `rows` rows and 64 columns in the 128-byte swizzle. A map that the driver refuses goes from `maps`: its operands are
 // copied by the threads.
 TensorMaps encode_tensor_maps(TileMaps& maps, int rows);

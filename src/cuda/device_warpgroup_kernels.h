@@ -19,10 +19,12 @@ __device__ __forceinline__ void run_roles(unsigned char* shared, const TensorMap
                                           Copy&& copy) {
   using Multiplying = HopperMachine<P::kThreads>;
   using Copying = HopperMachine<P::kProducers, P::kThreads>;
-  if (threadIdx.x == 0) {
-    Multiplying machine;
-    Tiles<P>(machine, shared).init_barriers(machine);
-    Multiplying::fence_barriers();
+  {
+    Multiplying machine;  // by all threads: it shuffles, which one thread alone would wait in for ever
+    if (threadIdx.x == 0) {
+      Tiles<P>(machine, shared).init_barriers(machine);
+      Multiplying::fence_barriers();
+    }
   }
   __syncthreads();
   if (threadIdx.x < P::kThreads) {

@@ -14,6 +14,8 @@
 #include <cstring>
 #include <list>
 #include <random>
+#include <regex>
+#include <string>
 #include <string_view>
 #include <vector>
 
@@ -185,7 +187,8 @@ int main(int argc, char** argv) {
   try {
     return ringspan::testing::bench(argc, argv);
   } catch (const std::exception& error) {
-    fmt::print("{{\"error\": \"{}\", \"tokens\": \"{}\", \"pattern\": \"{}\"}}\n", error.what(), argc > 7 ? argv[7] : "",
+    const std::string what = std::regex_replace(error.what(), std::regex(R"(["\\])"), R"(\$&)");
+    fmt::print("{{\"error\": \"{}\", \"tokens\": \"{}\", \"pattern\": \"{}\"}}\n", what, argc > 7 ? argv[7] : "",
                argc > 8 ? argv[8] : "");
     return 1;
   }

@@ -6,6 +6,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <mutex>
 #include <new>
@@ -24,6 +25,7 @@ class PinnedPool {
     end_ = begin_ + bytes;
     return true;
   }
+  bool is_open() const { return begin_ != nullptr; }
   void* take(std::size_t bytes, std::size_t alignment) {
     const std::lock_guard lock(mutex_);
     int size = 6;
@@ -65,6 +67,10 @@ inline PinnedPool pinned_pool;
 
 inline void* pinned_or_plain(std::size_t bytes, std::size_t alignment) {
   if (void* data = pinned_pool.take(bytes, alignment)) return data;
+  if (pinned_pool.is_open()) {
+    std::fprintf(stderr, "the pinned memory of this program is used up: a GPU cannot read %zu bytes\n", bytes);
+    std::abort();
+  }
   void* data = std::aligned_alloc(alignment, (bytes + alignment - 1) / alignment * alignment);
   if (data == nullptr) throw std::bad_alloc();
   return data;

@@ -411,7 +411,10 @@ def test_a_library_computes_where_it_is_let(dtype):
     if "cudnn" not in chosen["forward"][0]:
         assert not EMULATED
         pytest.skip(chosen["forward"][1])
-    assert "cudnn" in chosen["backward"][0] and chosen["backward"][1] == ""
+    if "cudnn" not in chosen["backward"][0]:  # a library may refuse one pass only
+        assert not EMULATED and chosen["backward"][1]
+        pytest.skip(chosen["backward"][1])
+    assert chosen["backward"][1] == ""
     _close(o, o_ref, dtype, "o")
     d_out = torch.randn_like(o[:1])
     o.backward(d_out.expand_as(o))  # which it cannot load from
