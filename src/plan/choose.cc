@@ -50,7 +50,7 @@ std::vector<int> sampled_ranks(int ranks) {
 }
 
 struct Outcome {
-  std::int64_t nanoseconds = 0;
+  Int128 nanoseconds = 0;
   std::int64_t bytes = 0;
   MemoryLine dominating;
 };
@@ -194,7 +194,7 @@ class Chooser {
 
   void consider(const Candidate& candidate) {
     if (best_ && candidate.computing < setting_.ranks()) {
-      const std::int64_t bound = computing_nanoseconds(candidate.computing);
+      const Int128 bound = computing_nanoseconds(candidate.computing);
       if (bound > best_outcome_.nanoseconds) {
         reject(candidate, "slower by the cost model, even without communication", bound);
         return;
@@ -223,7 +223,7 @@ class Chooser {
   }
 
   // The least that the slowest of so many computing ranks needs.
-  std::int64_t computing_nanoseconds(int computing) {
+  Int128 computing_nanoseconds(int computing) {
     const Problem& problem = *setting_.problem;
     if (!pairs_) pairs_ = pair_count(problem);
     Int128 flops = flops_per_pair(problem, Pass::forward);
@@ -231,8 +231,8 @@ class Chooser {
     return nanoseconds_of(*pairs_ * flops / std::max(computing, 1), options_.cost);
   }
 
-  void reject(const Candidate& candidate, std::string reason, std::int64_t nanoseconds) {
-    rejected_.push_back({candidate.place, {candidate.name, std::move(reason), nanoseconds}});
+  void reject(const Candidate& candidate, std::string reason, Int128 nanoseconds) {
+    rejected_.push_back({candidate.place, {candidate.name, std::move(reason), saturated(nanoseconds)}});
   }
 
   [[noreturn]] void fail() const {

@@ -273,14 +273,20 @@ TEST(Strategies, HaveNames) {
   }
 }
 
-// Times beyond the range of 64 bits stay in order instead of wrapping round.
+// Times beyond 64 bits are the largest of these to a caller, and still compared.
 TEST(CostModel, Saturates) {
   Problem p = problem(std::int64_t{1} << 36, 1, "full");
   p.heads = p.kv_heads = 64;
   PlanOptions options;
   options.strategy = Strategy::local;
   options.cost.flops_per_second = 1;
-  EXPECT_GT(make_plan(p, options, 0).modelled_nanoseconds(), std::int64_t{1} << 59);
+  EXPECT_EQ(make_plan(p, options, 0).modelled_nanoseconds(), std::numeric_limits<std::int64_t>::max());
+  p.ranks = 4;
+  options.strategy = Strategy::automatic;
+  const Plan plan = make_plan(p, options, 0);
+  EXPECT_NE(plan.options().strategy, Strategy::local);  // with one computing rank, the slowest by far
+  EXPECT_THAT(plan.to_string(), HasSubstr("years on this rank"));
+  EXPECT_THAT(plan.to_string(), HasSubstr("(at least 292.3 years)"));
 }
 
 }  // namespace

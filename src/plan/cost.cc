@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <limits>
 #include <utility>
 
 #include "plan/device_memory.h"
@@ -18,16 +19,16 @@ namespace {
 
 constexpr Int128 kNanoseconds = 1'000'000'000;
 
-// Far below the end of int64, so that a few can be added.
-std::int64_t saturated(Int128 nanoseconds) {
-  constexpr std::int64_t kMost = std::int64_t{1} << 60;
-  return nanoseconds > kMost ? kMost : static_cast<std::int64_t>(nanoseconds);
-}
-
 }  // namespace
 
-std::int64_t nanoseconds_of(Int128 flops, const CostModel& cost) {
-  return saturated(flops * kNanoseconds / cost.flops_per_second);
+Int128 nanoseconds_of(Int128 flops, const CostModel& cost) {
+  const Int128 seconds = flops / cost.flops_per_second;  // apart, so that the product stays in range
+  return seconds * kNanoseconds + flops % cost.flops_per_second * kNanoseconds / cost.flops_per_second;
+}
+
+std::int64_t saturated(Int128 value) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max();
+  return value > kMost ? kMost : static_cast<std::int64_t>(value);
 }
 
 namespace {
@@ -50,24 +51,33 @@ Int128 flops_of(const Problem& problem, const Program& program, const Launch& la
   return flops;
 }
 
-}  // namespace
+struct ExactHostTime {
+  Int128 copies = 0, exposed = 0;
+};
 
-Plan::HostTime host_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
-  Plan::HostTime time;
+ExactHostTime exact_host_time(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
+  ExactHostTime time;
   for (const Stage& stage : program.stages) {
     if (stage.copies.empty()) continue;
     Plan::HostBytes bytes;
     for (const Launch& launch : stage.copies) add_host_bytes(program, launch, &bytes);
     Int128 flops = 0;
     for (const Launch& launch : stage.compute) flops += flops_of(problem, program, launch, pass);
-    const std::int64_t copies = saturated(Int128{bytes.to_device + bytes.to_host} * kNanoseconds / cost.host_bytes_per_second);
-    time.copies = saturated(Int128{time.copies} + copies);
-    time.exposed = saturated(Int128{time.exposed} + std::max<std::int64_t>(copies - nanoseconds_of(flops, cost), 0));
+    const Int128 copies = Int128{bytes.to_device + bytes.to_host} * kNanoseconds / cost.host_bytes_per_second;
+    time.copies += copies;
+    time.exposed += std::max<Int128>(copies - nanoseconds_of(flops, cost), 0);
   }
   return time;
 }
 
-std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
+}  // namespace
+
+Plan::HostTime host_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
+  const ExactHostTime time = exact_host_time(problem, program, pass, cost);
+  return {saturated(time.copies), saturated(time.exposed)};
+}
+
+Int128 modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost) {
   Int128 bytes = 0;
   Int128 messages = 0;
   for (const Stage& stage : program.stages) {
@@ -80,8 +90,8 @@ std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program
     }
   }
   const Int128 computing = nanoseconds_of(program.pairs * flops_per_pair(problem, pass), cost);
-  const std::int64_t exposed = host_nanoseconds(problem, program, pass, cost).exposed;
-  return saturated(computing + bytes * kNanoseconds / cost.bytes_per_second + messages * cost.message_nanoseconds + exposed);
+  const Int128 exposed = exact_host_time(problem, program, pass, cost).exposed;
+  return computing + bytes * kNanoseconds / cost.bytes_per_second + messages * cost.message_nanoseconds + exposed;
 }
 
 std::vector<MemoryLine> caller_memory(const PlanData& data, Pass pass) {

@@ -11,14 +11,16 @@ namespace ringspan::internal {
 // Floating-point operations per pair: forward 2 (d + d_v), backward 2 (3 d + 2 d_v).
 std::int64_t flops_per_pair(const Problem& problem, Pass pass);
 
-// flops / F, in nanoseconds.
-std::int64_t nanoseconds_of(Int128 flops, const CostModel& cost);
+// flops / F, in nanoseconds. Beyond 64 bits where those of a plan's interface end: plans of any size are compared by it.
+Int128 nanoseconds_of(Int128 flops, const CostModel& cost);
+// For that interface: the largest of its numbers for all that are larger.
+std::int64_t saturated(Int128 value);
 
-// The copies of a pass between host and device, and how much of each stage's is longer than its computing.
+// The copies of a pass between host and device, and how much of each stage's is longer than its computing; saturated.
 Plan::HostTime host_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
 
 // flops / F + received bytes / B + received messages * L + exposed copies, in nanoseconds.
-std::int64_t modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
+Int128 modelled_nanoseconds(const Problem& problem, const Program& program, Pass pass, const CostModel& cost);
 
 // The caller's tensors of the plan's rank in a pass.
 std::vector<MemoryLine> caller_memory(const PlanData& data, Pass pass);

@@ -229,7 +229,7 @@ struct PlanData {
   Program forward;
   Program backward;  // empty unless options.backward
   bool has_backward = false;
-  std::int64_t nanoseconds = 0;
+  Int128 nanoseconds = 0;  // by the cost model
   std::vector<Rejected> rejected;
   std::uint64_t fingerprint = 0;
 };

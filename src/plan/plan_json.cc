@@ -200,7 +200,7 @@ std::string Plan::to_json() const {
                        {"sizes", sizes_json(*data_)},
                        {"shard_q", pieces_json(data_->shard_q.pieces)},
                        {"shard_k", pieces_json(data_->shard_k.pieces)},
-                       {"modelled_nanoseconds", data_->nanoseconds},
+                       {"modelled_nanoseconds", modelled_nanoseconds()},
                        {"rejected", std::move(rejected)},
                        {"arena_bytes", arena_bytes()},
                        {"forward", pass_json(*this, Pass::forward)},

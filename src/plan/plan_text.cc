@@ -5,6 +5,7 @@
 #include <array>
 #include <cmath>
 #include <iterator>
+#include <limits>
 
 #include "plan/cost.h"
 #include "plan/plan_data.h"
@@ -36,12 +37,16 @@ std::string human_bytes(std::int64_t bytes) {
   return scaled(static_cast<double>(bytes), 1024, {"B", "KiB", "MiB", "GiB", "TiB", "PiB"}, "");
 }
 std::string human_flops(double flops) { return scaled(flops, 1000, {"", "K", "M", "G", "T", "P", "E"}, "FLOP"); }
-std::string human_time(std::int64_t nanoseconds) {
+std::string human_time(Int128 nanoseconds) {
   const auto value = static_cast<double>(nanoseconds);
-  if (nanoseconds < 1000) return fmt::format("{} ns", nanoseconds);
+  constexpr double kHour = 3600e9, kDay = 24 * kHour, kYear = 365.25 * kDay;
+  if (nanoseconds < 1000) return fmt::format("{} ns", static_cast<int>(nanoseconds));
   if (nanoseconds < 1'000'000) return fmt::format("{:.4g} us", value / 1e3);
   if (nanoseconds < 1'000'000'000) return fmt::format("{:.4g} ms", value / 1e6);
-  return fmt::format("{:.4g} s", value / 1e9);
+  if (value < 2 * kHour) return fmt::format("{:.4g} s", value / 1e9);
+  if (value < 2 * kDay) return fmt::format("{:.4g} hours", value / kHour);
+  if (value < 2 * kYear) return fmt::format("{:.4g} days", value / kDay);
+  return fmt::format("{:.4g} years", value / kYear);
 }
 
 void append_problem(std::string& out, const PlanData& data) {
@@ -74,7 +79,9 @@ void append_strategy(std::string& out, const PlanData& data) {
                  human_time(data.nanoseconds), human_flops(static_cast<double>(data.options.cost.flops_per_second)),
                  human_bytes(data.options.cost.bytes_per_second), human_time(data.options.cost.message_nanoseconds));
   for (const Rejected& rejected : data.rejected) {
-    const std::string time = rejected.nanoseconds > 0 ? fmt::format(" ({})", human_time(rejected.nanoseconds)) : "";
+    const bool is_most = rejected.nanoseconds == std::numeric_limits<std::int64_t>::max();  // or more
+    const std::string time =
+        rejected.nanoseconds > 0 ? fmt::format(" ({}{})", is_most ? "at least " : "", human_time(rejected.nanoseconds)) : "";
     fmt::format_to(to, "  rejected  {}: {}{}\n", rejected.candidate, rejected.reason, time);
   }
 }
@@ -261,7 +268,7 @@ void append_pass(std::string& out, const Plan& plan, Pass pass) {
   if (data.options.host_tensors) {
     const Plan::HostBytes host = plan.host_bytes(pass);
     const Plan::HostTime time = plan.host_nanoseconds(pass);
-    const std::int64_t computing =
+    const Int128 computing =
         internal::nanoseconds_of(program.pairs * internal::flops_per_pair(data.problem, pass), data.options.cost);
     fmt::format_to(to, "    copies  {} from the host, {} to it\n", human_bytes(host.to_device), human_bytes(host.to_host));
     fmt::format_to(to, "            by the model {} at {}/s beside {} of computing at {}/s; {} of it not hidden\n",
