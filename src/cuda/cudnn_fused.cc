@@ -14,9 +14,11 @@
 #include <unordered_map>
 #include <utility>
 
+#pragma GCC visibility push(default)  // what other files have too: only cudnn-frontend's is hidden
 #include "cuda/cudnn.h"
 #include "cuda/cudnn_library.h"
 #include "ringspan/error.h"
+#pragma GCC visibility pop
 
 namespace cudnn_frontend {
 void* cudnn_dlhandle = nullptr;  // where the headers look functions up
