@@ -60,10 +60,13 @@ struct DeviceBuffer::Impl {
     if (data == nullptr) return;
     place == Place::device ? runtime->release(data) : runtime->release_host(data);
   }
-  void copy(void* to, const void* from, std::int64_t count, std::int64_t offset) const {
-    if (offset < 0 || count < 0 || offset + count > bytes) {
-      throw InvalidArgument(fmt::format("bytes {} to {} are outside of a buffer of {} bytes", offset, offset + count, bytes));
+  std::byte* at(std::int64_t offset, std::int64_t count) const {
+    if (offset < 0 || count < 0 || offset > bytes || count > bytes - offset) {
+      throw InvalidArgument(fmt::format("{} bytes from byte {} are outside of a buffer of {} bytes", count, offset, bytes));
     }
+    return data + offset;
+  }
+  void copy(void* to, const void* from, std::int64_t count) const {
     runtime->copy(to, from, count);
     runtime->wait(runtime->record(), [] {});
   }
@@ -85,13 +88,13 @@ DeviceBuffer& DeviceBuffer::operator=(DeviceBuffer&&) noexcept = default;
 std::byte* DeviceBuffer::data() const { return impl_->data; }
 std::int64_t DeviceBuffer::bytes() const { return impl_->bytes; }
 void DeviceBuffer::copy_from_host(const void* source, std::int64_t bytes, std::int64_t offset) {
-  impl_->copy(impl_->data + offset, source, bytes, offset);
+  impl_->copy(impl_->at(offset, bytes), source, bytes);
 }
 void DeviceBuffer::copy_from_device(const void* source, std::int64_t bytes, std::int64_t offset) {
-  impl_->copy(impl_->data + offset, source, bytes, offset);
+  impl_->copy(impl_->at(offset, bytes), source, bytes);
 }
 void DeviceBuffer::copy_to_host(void* target, std::int64_t bytes, std::int64_t offset) const {
-  impl_->copy(target, impl_->data + offset, bytes, offset);
+  impl_->copy(target, impl_->at(offset, bytes), bytes);
 }
 
 }  // namespace ringspan

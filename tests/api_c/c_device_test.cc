@@ -439,6 +439,15 @@ TEST(CDevice, ErrorsOfBuffers) {
   expect_error(ringspan_device_buffer_write(buffer, nullptr, 8, 0), RINGSPAN_INVALID_ARGUMENT, "source is null");
   expect_error(ringspan_device_buffer_read(buffer, nullptr, 8, 0), RINGSPAN_INVALID_ARGUMENT, "target is null");
   expect_error(ringspan_device_buffer_read(buffer, &data, 8, 1), RINGSPAN_INVALID_ARGUMENT, "outside of a buffer of 8 bytes");
+  for (const auto& [bytes, offset] : {std::pair<std::int64_t, std::int64_t>{8, INT64_MAX},
+                                      {INT64_MAX, 8},
+                                      {INT64_MAX, INT64_MAX},
+                                      {8, -8},
+                                      {-8, 8},
+                                      {0, 9}}) {
+    expect_error(ringspan_device_buffer_write(buffer, &data, bytes, offset), RINGSPAN_INVALID_ARGUMENT,
+                 std::to_string(bytes) + " bytes from byte " + std::to_string(offset) + " are outside of a buffer of 8 bytes");
+  }
   ringspan_device_buffer_destroy(buffer);
   ringspan_device_buffer_destroy(nullptr);
 }
