@@ -1,5 +1,6 @@
 // Errors of ringspan. Every error thrown by the library derives from Error; messages are lower case, name the value
-// and say what was expected. The library never prints, aborts or exits.
+// and say what was expected. The library never prints, aborts or exits. Besides, std::bad_alloc passes where there is not the
+// memory that was asked for; a std::logic_error "internal error ..." is a mistake of the library's own.
 #pragma once
 
 #include <stdexcept>

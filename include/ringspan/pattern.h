@@ -37,7 +37,7 @@ struct DilatedBranch {
 };
 
 struct Dilated {
-  std::vector<DilatedBranch> branches;
+  std::vector<DilatedBranch> branches{};
   Dialect dialect = Dialect::longnet;
   bool global = false;  // segments ignore the documents' frames
   bool operator==(const Dilated&) const = default;
@@ -65,11 +65,11 @@ struct Block {
 //   '@head_groups', '@global' after dilated; '+' joins dilated terms that agree in these
 struct Pattern {
   bool causal = false;
-  std::optional<Window> window;
+  std::optional<Window> window{};
   bool documents = false;  // the offsets are in the Problem: cu_seqlens
-  std::optional<std::int64_t> prefix;
-  std::optional<std::vector<Block>> blocks;
-  std::optional<Dilated> dilated;
+  std::optional<std::int64_t> prefix{};
+  std::optional<std::vector<Block>> blocks{};
+  std::optional<Dilated> dilated{};
   Align align = Align::bottom_right;
 
   // Throws InvalidArgument with the text, a caret under the offending character and what was expected.

@@ -39,9 +39,9 @@ struct Tile {
 
 // What was measured on this machine, for sizes that options leave open; with_tuned_sizes() of ringspan/tuning.h fills it in.
 struct TunedSizes {
-  Tile attend_tile, attend_backward_tile;
+  Tile attend_tile{}, attend_backward_tile{};
   std::int64_t bucket_rows = 0;  // the fewest rows of a bucket where the planner chooses; the smallest of all ranks counts
-  std::string source;            // for people: a file and a date
+  std::string source{};          // for people: a file and a date
   bool operator==(const TunedSizes&) const = default;
 };
 
@@ -74,28 +74,29 @@ Partials parse_partials(std::string_view name);
 struct PlanOptions {
   static constexpr std::int64_t kBucketAuto = 0;
   static constexpr std::int64_t kBucketNone = -1;
+  static constexpr int kMaxThreads = 4096;
 
   Strategy strategy = Strategy::automatic;
   int computing_ranks = 0;                 // local only: how many ranks compute; 0: one
   std::int64_t bucket_rows = kBucketAuto;  // rows of a chunk that travel at once; kBucketNone: whole chunks
   std::int64_t memory_budget = 0;          // bytes per rank where it computes, see Plan::memory; 0: unlimited
-  CostModel cost;
+  CostModel cost{};
   bool backward = true;        // plan the backward pass too
   bool keep_o_float32 = true;  // for 16-bit training: keep o in float32, delta is computed from it
-  int threads = 1;             // of this rank's kernels
+  int threads = 1;             // of this rank's kernels; an Attention starts at most kMaxThreads
   // By name; empty: the best that supports the shape. On a device (docs/cuda.md) "own", one of our own: "mma" or "wgmma"; or
   // a library's fused attention where one call gives a row's final result: "cudnn", or what ringspan.torch brings, "flash_attn"
   // and "flash_attn_3"; empty: see ExecuteOptions::deterministic.
-  std::string attend_kernel;
-  std::string attend_backward_kernel;
+  std::string attend_kernel{};
+  std::string attend_backward_kernel{};
   // storage: such a library also computes where rows take several calls (several ranks, overlapping branches), each of which
   // rounds its results to 16 bits before they are merged; docs/cuda.md has the error. This rank's own choice, like the names.
   Partials partials = Partials::float32;
-  Tile attend_tile;  // of this rank's kernels, like their names; left open: as tuned, else the kernel's own
-  Tile attend_backward_tile;
-  TunedSizes tuned;
+  Tile attend_tile{};  // of this rank's kernels, like their names; left open: as tuned, else the kernel's own
+  Tile attend_backward_tile{};
+  TunedSizes tuned{};
   DeviceKind device = DeviceKind::cpu;  // of this rank; an Attention sets it to what it runs on
-  RankOverhead most_overhead;           // of all ranks, for the memory budget
+  RankOverhead most_overhead{};         // of all ranks, for the memory budget
   bool device_messages = false;         // and its communicator takes memory of the device: no pinned messages
   // The caller's tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows; all ranks on
   // devices, with strategy exchange if they are several. memory_budget is then what the pieces, and all that is computed from
@@ -108,7 +109,7 @@ enum class Pass : std::uint8_t { forward, backward };
 struct MemoryLine {
   // q, k, v, o, lse, ... of the caller; buckets, staging, state, gradients, saved, scratch of the arena; beside the arena, in
   // plans for a device: task lists, pinned task lists, pinned messages.
-  std::string component;
+  std::string component{};
   std::int64_t bytes = 0;
   bool in_arena = false;
   bool beside_arena = false;  // neither: the caller's tensor
@@ -123,23 +124,24 @@ struct PeerBytes {
 };
 
 struct Rejected {
-  std::string candidate;
-  std::string reason;
+  std::string candidate{};
+  std::string reason{};
   std::int64_t nanoseconds = 0;  // the model's time; 0 where it was not computed
 };
 
 // The kernel of a pass on this rank.
 struct KernelChoice {
-  std::string name;
-  Tile tile;  // 0 x 0: it has no tiles
+  std::string name{};
+  Tile tile{};  // 0 x 0: it has no tiles
   SizeSource tile_source = SizeSource::standard;
-  std::string reason;  // on a device: why a library's fused attention is not what runs
+  std::string reason{};  // on a device: why a library's fused attention is not what runs
 };
 
 namespace internal {
 struct PlanData;
 }
 
+// What is asked of Pass::backward throws InvalidArgument where PlanOptions::backward was false.
 class Plan {
  public:
   explicit Plan(std::shared_ptr<const internal::PlanData> data) : data_(std::move(data)) {}

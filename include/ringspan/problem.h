@@ -23,16 +23,16 @@ struct Problem {
   int head_dim = 64;    // of q and k, 1..256
   int head_dim_v = 64;  // of v and o, 1..256
   DType dtype = DType::float32;
-  Pattern pattern;
+  Pattern pattern{};
 
   // documents: offsets into the tokens, int32, ascending from 0 to tokens, documents + 1 of them; both sides have the same
   // number of documents. An empty cu_seqlens_k means the same as cu_seqlens_q.
-  std::vector<std::int32_t> cu_seqlens_q;
-  std::vector<std::int32_t> cu_seqlens_k;
+  std::vector<std::int32_t> cu_seqlens_q{};
+  std::vector<std::int32_t> cu_seqlens_k{};
   // A length per batch item (0..tokens); empty: all tokens. Rows past an item's length are padding: nobody attends them,
   // they attend nobody (o = 0, lse = -inf, gradients 0). Not together with documents.
-  std::vector<std::int64_t> lengths_q;
-  std::vector<std::int64_t> lengths_k;
+  std::vector<std::int64_t> lengths_q{};
+  std::vector<std::int64_t> lengths_k{};
 
   float scale = 0.0F;    // 0: 1 / sqrt(head_dim)
   float softcap = 0.0F;  // 0: off
@@ -42,8 +42,8 @@ struct Problem {
   std::uint64_t seed = 0;
 
   int ranks = 1;
-  Sharding sharding_q;
-  Sharding sharding_k;
+  Sharding sharding_q{};
+  Sharding sharding_k{};
   bool replicated_q = false;  // every rank passes the whole q (and do) and receives the whole o, lse, dq
 
   float effective_scale() const;

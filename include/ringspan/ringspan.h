@@ -3,6 +3,8 @@
 
 #include "ringspan/attention.h"     // IWYU pragma: export
 #include "ringspan/communicator.h"  // IWYU pragma: export
+#include "ringspan/device.h"        // IWYU pragma: export
+#include "ringspan/draw.h"          // IWYU pragma: export
 #include "ringspan/dtype.h"         // IWYU pragma: export
 #include "ringspan/error.h"         // IWYU pragma: export
 #include "ringspan/pattern.h"       // IWYU pragma: export

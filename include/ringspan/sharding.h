@@ -34,7 +34,7 @@ enum class ShardingKind : std::uint8_t { contiguous, zigzag, striped, block_stri
 struct Sharding {
   ShardingKind kind = ShardingKind::contiguous;
   std::int64_t block = 0;
-  std::vector<std::vector<Progression>> lists;
+  std::vector<std::vector<Progression>> lists{};
 
   // "contiguous", "zigzag", "striped", "block_striped:SIZE", "explicit:0-99;100-199,300-399:2" (first-last[:stride], ranks
   // separated by ';'). Throws InvalidArgument.
@@ -46,8 +46,8 @@ struct Sharding {
 // One rank's part: progressions with disjoint, ascending hulls, stored one after the other: the k-th position of piece i is
 // local row offsets[i] + k.
 struct Shard {
-  std::vector<Progression> pieces;
-  std::vector<std::int64_t> offsets;
+  std::vector<Progression> pieces{};
+  std::vector<std::int64_t> offsets{};
   std::int64_t rows = 0;
 
   // The global positions in storage order; allocates rows elements.

@@ -52,10 +52,10 @@ std::unique_ptr<Communicator> make_socket_communicator(int rank, std::span<const
 
 // How one forked rank ended.
 struct RankOutcome {
-  std::exception_ptr error;   // null: the body returned. What it threw arrives as the same class of ringspan::Error.
-  std::string message;        // of the error
-  bool told_by_peer = false;  // the error began in another rank
-  int signal = 0;             // that killed the process; 0: none
+  std::exception_ptr error{};  // null: the body returned. What it threw arrives as the same class of ringspan::Error.
+  std::string message{};       // of the error
+  bool told_by_peer = false;   // the error began in another rank
+  int signal = 0;              // that killed the process; 0: none
 };
 
 struct ForkOptions {
@@ -72,9 +72,9 @@ std::vector<RankOutcome> try_forked_ranks(int ranks, const RankBody& body, const
 void run_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options = {});
 
 struct NcclOptions {
-  std::string device = "cuda";       // of this rank, as ExecuteOptions::device names it; NCCL wants another GPU for every rank
-  std::string library;               // a path; empty: what RINGSPAN_NCCL_LIBRARY names, else libnccl.so.2
-  std::vector<std::byte> unique_id;  // the same on all ranks; empty: rank 0 makes one and sends it through `host`
+  std::string device = "cuda";  // of this rank, as ExecuteOptions::device names it; NCCL wants another GPU for every rank
+  std::string library{};        // a path; empty: what RINGSPAN_NCCL_LIBRARY names, else libnccl.so.2
+  std::vector<std::byte> unique_id{};    // the same on all ranks; empty: rank 0 makes one and sends it through `host`
   Communicator::Seconds deadline{60.0};  // of joining the ranks
 };
 

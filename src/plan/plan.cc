@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 
-#include "base/check.h"
 #include "plan/cost.h"
 #include "plan/device_memory.h"
 #include "plan/plan_data.h"
@@ -65,8 +64,13 @@ std::string_view to_string(SizeSource source) {
 
 namespace {
 
+void check_has(const internal::PlanData& data, Pass pass) {
+  if (pass == Pass::forward || data.has_backward) return;
+  throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
+}
+
 const internal::Program& program_of(const internal::PlanData& data, Pass pass) {
-  RINGSPAN_CHECK(pass == Pass::forward || data.has_backward);
+  check_has(data, pass);
   return pass == Pass::forward ? data.forward : data.backward;
 }
 
@@ -79,7 +83,7 @@ int Plan::rank() const { return data_->rank; }
 std::int64_t Plan::bucket_rows() const { return data_->options.bucket_rows; }
 SizeSource Plan::bucket_source() const { return data_->bucket_source; }
 const KernelChoice& Plan::kernel(Pass pass) const {
-  RINGSPAN_CHECK(pass == Pass::forward || data_->has_backward);
+  check_has(*data_, pass);
   return pass == Pass::forward ? data_->attend : data_->attend_backward;
 }
 std::int64_t Plan::modelled_nanoseconds() const { return data_->nanoseconds; }

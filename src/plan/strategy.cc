@@ -1,8 +1,8 @@
 #include "plan/strategy.h"
 
 #include <array>
+#include <string>
 
-#include "base/check.h"
 #include "plan/pass.h"
 #include "ringspan/error.h"
 
@@ -59,8 +59,7 @@ const StrategyRow& strategy_row(Strategy strategy) {
   for (const StrategyRow& row : kStrategies) {
     if (row.strategy == strategy) return row;
   }
-  RINGSPAN_CHECK(false);
-  return kStrategies.front();
+  throw InvalidArgument("strategy (" + std::to_string(static_cast<int>(strategy)) + ") is none of enum Strategy's");
 }
 
 }  // namespace internal
