@@ -9,12 +9,16 @@
 // with replicated_q the query-side tensors (q, o, lse, d_out, dlse, dq) hold all tokens on every rank. Any strides with a
 // dense last dimension; data aligned to its element. lse is (batch, heads, local tokens), float32, natural logarithm.
 // Nothing is allocated inside forward and backward; all scratch memory is one arena of plan().arena_bytes() bytes.
+// What a pass writes (o and lse; dq, dk, dv and dsinks) may share no element with anything else that is passed to it, nor with
+// the arena; views that interleave in one allocation are fine. What it only reads may overlap. Refused are only a tensor that
+// overlaps itself and one that starts where another starts; nothing else of this is checked.
 // One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps
 // what Plan::memory calls "saved"), unless restore_saved() gave back what an earlier one had kept.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <span>
 #include <string>
@@ -52,21 +56,21 @@ Tensor dense_bhsd(void* data, std::int64_t tokens, std::int64_t heads, std::int6
 ConstTensor dense_bhsd(const void* data, std::int64_t tokens, std::int64_t heads, std::int64_t dim);
 
 struct ForwardTensors {
-  ConstTensor q, k, v;
-  Tensor o;
-  Tensor lse;                           // float32, dim 1
+  ConstTensor q{}, k{}, v{};
+  Tensor o{};
+  Tensor lse{};                         // float32, dim 1
   const float* alibi_slopes = nullptr;  // (heads) or, with a batch stride, (batch, heads)
   std::int64_t alibi_batch_stride = 0;
   const float* sinks = nullptr;  // (heads)
 };
 
 struct BackwardTensors {
-  ConstTensor q, k, v;
-  ConstTensor o;  // not read, and may be null, where forward() kept it in float32 (PlanOptions::keep_o_float32)
-  ConstTensor lse;
-  ConstTensor d_out;
-  ConstTensor dlse;  // optional (data == nullptr): float32 like lse
-  Tensor dq, dk, dv;
+  ConstTensor q{}, k{}, v{};
+  ConstTensor o{};  // not read, and may be null, where forward() kept it in float32 (PlanOptions::keep_o_float32)
+  ConstTensor lse{};
+  ConstTensor d_out{};
+  ConstTensor dlse{};  // optional (data == nullptr): float32 like lse
+  Tensor dq{}, dk{}, dv{};
   const float* alibi_slopes = nullptr;
   std::int64_t alibi_batch_stride = 0;
   const float* sinks = nullptr;
@@ -98,6 +102,7 @@ struct PassStats {
   std::int64_t received_bytes = 0;
 };
 
+// Keeps a reference to the communicator and a view of a given arena: both must outlive it.
 class Attention {
  public:
   // Collective: agrees on the problem and options with the other ranks, field by field, then plans. An error on one rank is
@@ -113,6 +118,9 @@ class Attention {
   const Plan& plan() const;
   void forward(const ForwardTensors& tensors);
   void backward(const BackwardTensors& tensors);
+  // In place of forward() or backward(), on a rank that has no tensors to pass: takes part in the agreement of the ranks with
+  // `error`, so that all of them throw it (or that of a lower rank) instead of waiting, and the attention stays usable.
+  [[noreturn]] void refuse(Pass pass, const std::exception_ptr& error);
   // Returns when everything that forward() and backward() enqueued is done; on the CPU, at once.
   void wait();
   // What backward() reads of forward() besides tensors, as it lies in the arena (memory of the device); empty where nothing is

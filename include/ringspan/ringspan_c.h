@@ -1,5 +1,8 @@
-/* The C API of ringspan: fixed-width types, no C++ type crosses. Every struct that a caller fills begins with struct_size, set
- * to its sizeof, so that a program built against an older header keeps working: members that it does not know read as zero. */
+/* The C API of ringspan: fixed-width types, no C++ type crosses. Structs that may grow begin with struct_size, which the caller
+ * sets to their sizeof, so that a program built against an older header keeps working: members that it does not know read as
+ * zero. One built against a newer header works with an older library as long as the members that this does not know are zero,
+ * else it gets RINGSPAN_UNSUPPORTED instead of something that it did not ask for. Structs without a struct_size never change:
+ * ringspan_message, ringspan_peer_traffic, ringspan_memory_line, ringspan_tensor. */
 #ifndef RINGSPAN_RINGSPAN_C_H_
 #define RINGSPAN_RINGSPAN_C_H_
 
@@ -134,7 +137,7 @@ typedef struct ringspan_options {
   int64_t bucket_rows;      /* 0: as the planner thinks best; -1: whole chunks */
   int64_t memory_budget;    /* bytes per rank, tensors and arena; 0: unlimited */
   int32_t computing_ranks;  /* strategy "local" only */
-  int32_t threads;          /* of this rank's kernels; 0: 1 */
+  int32_t threads;          /* of this rank's kernels, at most 4096; 0: 1 */
   int32_t forward_only;     /* 1: plan no backward pass */
   int32_t round_o;          /* 1: backward of 16-bit tensors reads the rounded o instead of one kept in float32 */
   int64_t flops_per_second; /* the cost model of "auto"; 0: its defaults */
@@ -149,7 +152,7 @@ typedef struct ringspan_options {
   /* 1: the caller's tensors lie in pinned host memory and stream through the device in pieces of bucket_rows rows;
    * memory_budget is then of the device's memory. Needs a device, and round_o where 16-bit tensors have a backward pass. */
   int32_t host_tensors;
-  int32_t reserved;
+  int32_t reserved; /* 0 */
   /* Of ringspan_plan_create: "cpu" or "cuda", whose memory is booked; NULL: "cpu". An attention that makes its own plan takes
    * the device of its execute options. */
   const char* device;
@@ -302,7 +305,8 @@ typedef struct ringspan_pass_stats {
   int64_t received_bytes;
 } ringspan_pass_stats;
 
-/* Collective. Agrees with the other ranks on problem and options, field by field, then plans; `arena` is allocated. */
+/* Collective. Agrees with the other ranks on problem and options, field by field, then plans; the arena is allocated. What is
+ * wrong in the arguments of one rank, but for its comm, is raised on all, here and below. */
 int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspan_options* options, ringspan_comm* comm,
                                   const ringspan_execute_options* execute, ringspan_attention** attention);
 /* Collective. Runs a plan made before, in `arena` (aligned to 64; NULL: allocated here), which must outlive the attention. */
@@ -310,15 +314,17 @@ int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_
                                             const ringspan_execute_options* execute, void* arena, uint64_t arena_bytes,
                                             ringspan_attention** attention);
 void ringspan_attention_destroy(ringspan_attention* attention);
-/* On a device both return when everything is enqueued, see ringspan_attention_wait; an error of the device is noticed by the
- * call that is made then, which may be a later one, and is a RINGSPAN_DEVICE_ERROR. */
+/* Collective. Tensors that one rank cannot pass (NULL, null data, a wrong struct_size) are refused on all ranks, and the
+ * attention stays usable. What may overlap what: ringspan/attention.h. On a device both return when everything is enqueued, see
+ * ringspan_attention_wait; an error of the device is noticed by the call that is made then, which may be a later one, and is a
+ * RINGSPAN_DEVICE_ERROR. */
 int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors);
 int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors);
 /* Returns when everything that forward and backward enqueued is done; on the CPU, at once. */
 int32_t ringspan_attention_wait(ringspan_attention* attention);
 /* The seed of dropout in the passes that follow, instead of the problem's; the same on all ranks, which is not checked. */
 int32_t ringspan_attention_set_seed(ringspan_attention* attention, uint64_t seed);
-/* Of the latest pass; the caller sets stats->struct_size. */
+/* Of the latest pass; the caller sets stats->struct_size. Members that the library does not know become 0. */
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats);
 /* The plan that it runs; a new handle. */
 int32_t ringspan_attention_plan(const ringspan_attention* attention, ringspan_plan** plan);

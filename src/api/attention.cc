@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "comm/rounds.h"
 #include "cuda/select_device.h"
 #include "exec/executor.h"
 #include "exec/handshake.h"
@@ -37,7 +38,7 @@ Attention::Attention(const Problem& problem, const PlanOptions& options, Communi
   try {
     if (execute.device == "cpu") tuned = with_tuned_sizes(problem, options);
   } catch (const Error&) {  // the other ranks are told instead of left to wait
-    internal::refuse_problem(communicator, std::current_exception(), execute.deadline);
+    internal::refuse(communicator, std::current_exception(), execute.deadline, kAgreeRounds);
   }
   if (!execute.device.empty() && execute.device != "cpu") tuned.device = DeviceKind::cuda;
   PlanOptions agreed = internal::agree_on_problem(communicator, problem, tuned, execute.deadline);
@@ -66,6 +67,7 @@ const Plan& Attention::plan() const { return impl_->executor->plan(); }
 void Attention::forward(const ForwardTensors& tensors) { impl_->executor->forward(tensors); }
 void Attention::backward(const BackwardTensors& tensors) { impl_->executor->backward(tensors); }
 void Attention::wait() { impl_->executor->wait(); }
+void Attention::refuse(Pass pass, const std::exception_ptr& error) { impl_->executor->refuse(pass, error); }
 std::span<const std::byte> Attention::saved() const { return impl_->executor->saved(); }
 void Attention::restore_saved(std::span<const std::byte> saved) { impl_->executor->restore_saved(saved); }
 void Attention::copy_saved(std::span<std::byte> target) { impl_->executor->copy_saved(target); }

@@ -9,7 +9,9 @@
 #include <vector>
 
 #include "api/c_support.h"
+#include "comm/rounds.h"
 #include "exec/handshake.h"
+#include "pattern/validate.h"
 #include "ringspan/ringspan.h"
 #include "ringspan/ringspan_c.h"
 
@@ -18,6 +20,7 @@ using ringspan::c_api::guard;
 using ringspan::c_api::read;
 using ringspan::c_api::read_optional;
 using ringspan::c_api::require;
+using ringspan::c_api::size_of_struct;
 
 struct ringspan_plan {
   ringspan::Plan plan;
@@ -32,9 +35,12 @@ struct ringspan_attention {
 
 namespace {
 
+constexpr std::uint64_t kMostItems = ringspan::internal::kMaxTokens;  // of a batch, or documents
+
 template <typename T>
 std::vector<T> list_of(const T* data, std::uint64_t count, const char* name) {
   if (data == nullptr && count > 0) throw InvalidArgument(fmt::format("{} is null, but {} entries are announced", name, count));
+  if (count > kMostItems) throw InvalidArgument(fmt::format("{} has {} entries, but at most {}", name, count, kMostItems));
   return data == nullptr ? std::vector<T>{} : std::vector<T>(data, data + count);
 }
 
@@ -81,7 +87,8 @@ ringspan::Problem problem_of(const ringspan_problem* pointer) {
   if (given.sharding_k != nullptr) problem.sharding_k = ringspan::Sharding::parse(given.sharding_k);
   problem.cu_seqlens_q = list_of(given.cu_seqlens_q, given.cu_seqlens_q_count, "cu_seqlens_q");
   problem.cu_seqlens_k = list_of(given.cu_seqlens_k, given.cu_seqlens_k_count, "cu_seqlens_k");
-  const auto items = static_cast<std::uint64_t>(std::max<std::int64_t>(problem.batch, 0));
+  const auto batch = static_cast<std::uint64_t>(problem.batch);
+  const std::uint64_t items = batch <= kMostItems ? batch : 0;  // another one will be refused
   if (given.lengths_q != nullptr) problem.lengths_q = list_of(given.lengths_q, items, "lengths_q");
   if (given.lengths_k != nullptr) problem.lengths_k = list_of(given.lengths_k, items, "lengths_k");
   return problem;
@@ -89,6 +96,7 @@ ringspan::Problem problem_of(const ringspan_problem* pointer) {
 
 ringspan::PlanOptions options_of(const ringspan_options* pointer) {
   const ringspan_options given = read_optional(pointer, "options");
+  if (given.reserved != 0) throw InvalidArgument(fmt::format("options.reserved ({}) must be 0", given.reserved));
   ringspan::PlanOptions options;
   if (given.strategy != nullptr) options.strategy = ringspan::parse_strategy(given.strategy);
   options.bucket_rows = given.bucket_rows;
@@ -124,6 +132,16 @@ ringspan::ExecuteOptions execute_of(const ringspan_execute_options* pointer) {
 
 ringspan::Tensor tensor_of(const ringspan_tensor& tensor) {
   return {tensor.data, tensor.batch_stride, tensor.token_stride, tensor.head_stride};
+}
+
+// The caller's tensors, or the error on all ranks: they count this call too.
+template <typename Struct>
+Struct read_or_refuse(ringspan::Attention& attention, ringspan::Pass pass, const Struct* given) {
+  try {
+    return read(given, "tensors");
+  } catch (const ringspan::Error&) {
+    attention.refuse(pass, std::current_exception());
+  }
 }
 
 void check_backward(const ringspan::Plan& plan, ringspan::Pass pass) {
@@ -286,18 +304,19 @@ int32_t ringspan_comm_abort(ringspan_comm* comm, const char* reason) {
 int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspan_options* options, ringspan_comm* comm,
                                   const ringspan_execute_options* execute, ringspan_attention** attention) {
   return guard([&] {
-    require(attention, "attention") = nullptr;
+    if (attention != nullptr) *attention = nullptr;
     const auto& communicator = require(comm, "comm").communicator;
     ringspan::Problem p;
     ringspan::PlanOptions o;
     ringspan::ExecuteOptions e;
     try {
+      require(attention, "attention");
       e = execute_of(execute);
       p = problem_of(problem);
       o = options_of(options);
       o.device = ringspan::DeviceKind::cpu;  // until the attention sets it to what it runs on
-    } catch (const ringspan::Error&) {       // the other ranks are told instead of left to wait
-      ringspan::internal::refuse_problem(*communicator, std::current_exception(), e.deadline);
+    } catch (const std::exception&) {        // the other ranks are told instead of left to wait
+      ringspan::internal::refuse(*communicator, std::current_exception(), e.deadline, ringspan::kAgreeRounds);
     }
     *attention = new ringspan_attention{communicator, ringspan::Attention(p, o, *communicator, e), {}};
   });
@@ -307,14 +326,21 @@ int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_
                                             const ringspan_execute_options* execute, void* arena, uint64_t arena_bytes,
                                             ringspan_attention** attention) {
   return guard([&] {
-    require(attention, "attention") = nullptr;
+    if (attention != nullptr) *attention = nullptr;
     const auto& communicator = require(comm, "comm").communicator;
-    if (arena == nullptr && arena_bytes > 0) {
-      throw InvalidArgument(fmt::format("arena is null, but arena_bytes is {}", arena_bytes));
+    ringspan::ExecuteOptions e;
+    try {
+      require(attention, "attention");
+      e = execute_of(execute);
+      require(plan, "plan");
+      if (arena == nullptr && arena_bytes > 0) {
+        throw InvalidArgument(fmt::format("arena is null, but arena_bytes is {}", arena_bytes));
+      }
+    } catch (const std::exception&) {
+      ringspan::internal::refuse(*communicator, std::current_exception(), e.deadline, ringspan::kPlanAgreeRounds);
     }
     const std::span<std::byte> bytes(static_cast<std::byte*>(arena), arena_bytes);
-    *attention = new ringspan_attention{
-        communicator, ringspan::Attention(require(plan, "plan").plan, *communicator, execute_of(execute), bytes), {}};
+    *attention = new ringspan_attention{communicator, ringspan::Attention(plan->plan, *communicator, e, bytes), {}};
   });
 }
 
@@ -322,37 +348,37 @@ void ringspan_attention_destroy(ringspan_attention* attention) { delete attentio
 
 int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors) {
   return guard([&] {
-    const ringspan_forward_tensors t = read(tensors, "tensors");
-    require(attention, "attention")
-        .attention.forward({.q = tensor_of(t.q),
-                            .k = tensor_of(t.k),
-                            .v = tensor_of(t.v),
-                            .o = tensor_of(t.o),
-                            .lse = tensor_of(t.lse),
-                            .alibi_slopes = t.alibi_slopes,
-                            .alibi_batch_stride = t.alibi_batch_stride,
-                            .sinks = t.sinks});
+    ringspan::Attention& own = require(attention, "attention").attention;
+    const ringspan_forward_tensors t = read_or_refuse(own, ringspan::Pass::forward, tensors);
+    own.forward({.q = tensor_of(t.q),
+                 .k = tensor_of(t.k),
+                 .v = tensor_of(t.v),
+                 .o = tensor_of(t.o),
+                 .lse = tensor_of(t.lse),
+                 .alibi_slopes = t.alibi_slopes,
+                 .alibi_batch_stride = t.alibi_batch_stride,
+                 .sinks = t.sinks});
   });
 }
 
 int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors) {
   return guard([&] {
-    const ringspan_backward_tensors t = read(tensors, "tensors");
-    require(attention, "attention")
-        .attention.backward({.q = tensor_of(t.q),
-                             .k = tensor_of(t.k),
-                             .v = tensor_of(t.v),
-                             .o = tensor_of(t.o),
-                             .lse = tensor_of(t.lse),
-                             .d_out = tensor_of(t.d_out),
-                             .dlse = tensor_of(t.dlse),
-                             .dq = tensor_of(t.dq),
-                             .dk = tensor_of(t.dk),
-                             .dv = tensor_of(t.dv),
-                             .alibi_slopes = t.alibi_slopes,
-                             .alibi_batch_stride = t.alibi_batch_stride,
-                             .sinks = t.sinks,
-                             .dsinks = t.dsinks});
+    ringspan::Attention& own = require(attention, "attention").attention;
+    const ringspan_backward_tensors t = read_or_refuse(own, ringspan::Pass::backward, tensors);
+    own.backward({.q = tensor_of(t.q),
+                  .k = tensor_of(t.k),
+                  .v = tensor_of(t.v),
+                  .o = tensor_of(t.o),
+                  .lse = tensor_of(t.lse),
+                  .d_out = tensor_of(t.d_out),
+                  .dlse = tensor_of(t.dlse),
+                  .dq = tensor_of(t.dq),
+                  .dk = tensor_of(t.dk),
+                  .dv = tensor_of(t.dv),
+                  .alibi_slopes = t.alibi_slopes,
+                  .alibi_batch_stride = t.alibi_batch_stride,
+                  .sinks = t.sinks,
+                  .dsinks = t.dsinks});
   });
 }
 
@@ -367,12 +393,10 @@ int32_t ringspan_attention_set_seed(ringspan_attention* attention, uint64_t seed
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats) {
   return guard([&] {
     const ringspan::PassStats& latest = require(attention, "attention").attention.stats(pass_of(pass));
-    ringspan_pass_stats filled = read(stats, "stats");
-    filled.seconds = latest.seconds;
-    filled.waiting_seconds = latest.waiting_seconds;
-    filled.sent_bytes = latest.sent_bytes;
-    filled.received_bytes = latest.received_bytes;
-    std::memcpy(stats, &filled, std::min<std::uint64_t>(filled.struct_size, sizeof filled));
+    const std::uint64_t size = size_of_struct(stats, "stats");
+    const ringspan_pass_stats filled = {size, latest.seconds, latest.waiting_seconds, latest.sent_bytes, latest.received_bytes};
+    std::memset(stats, 0, size);
+    std::memcpy(stats, &filled, std::min<std::uint64_t>(size, sizeof filled));
   });
 }
 

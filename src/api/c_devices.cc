@@ -1,11 +1,14 @@
 // The part of the C API that is about devices: what there is, and memory of them.
 #include <algorithm>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <string>
 #include <vector>
 
 #include "api/c_support.h"
+#include "comm/rounds.h"
+#include "exec/handshake.h"
 #include "ringspan/device.h"
 #include "ringspan/transports.h"
 
@@ -82,9 +85,14 @@ int32_t ringspan_comm_create_threads_on(const char* const* devices, int32_t rank
 
 int32_t ringspan_comm_create_nccl(ringspan_comm* host, const ringspan_nccl_options* options, ringspan_comm** comm) {
   return guard([&] {
-    require(comm, "comm") = nullptr;
     const std::shared_ptr<ringspan::Communicator> below = require(host, "host").communicator;
-    const ringspan_nccl_options given = read_optional(options, "options");
+    ringspan_nccl_options given;
+    try {
+      require(comm, "comm") = nullptr;
+      given = read_optional(options, "options");
+    } catch (const ringspan::Error&) {  // the other ranks are told instead of left to wait
+      ringspan::internal::refuse(*below, std::current_exception(), ringspan::NcclOptions{}.deadline, ringspan::kNcclRounds);
+    }
     ringspan::NcclOptions nccl;
     if (given.device != nullptr) nccl.device = given.device;
     if (given.library != nullptr) nccl.library = given.library;

@@ -51,13 +51,26 @@ T& require(T* pointer, const char* name) {
   return *pointer;
 }
 
-// The caller's struct, of its version: what it does not have is zero.
+// Of the caller's struct, in its version: with members to come, or without the latest.
 template <typename Struct>
-Struct read(const Struct* given, const char* name) {
+std::uint64_t size_of_struct(const Struct* given, const char* name) {
   const std::uint64_t size = require(given, name).struct_size;
-  if (size < sizeof(std::uint64_t) || size > sizeof(Struct) * 16) {
+  if (size < sizeof(std::uint64_t) || size > sizeof(Struct) * 16 || size % alignof(Struct) != 0) {
     throw InvalidArgument(std::string(name) + ".struct_size (" + std::to_string(size) + ") must be the size of the struct (" +
                           std::to_string(sizeof(Struct)) + ")");
+  }
+  return size;
+}
+
+// The caller's struct: members that it does not have are zero, and those that we do not have must be.
+template <typename Struct>
+Struct read(const Struct* given, const char* name) {
+  const std::uint64_t size = size_of_struct(given, name);
+  const auto* bytes = reinterpret_cast<const unsigned char*>(given);
+  for (std::uint64_t at = sizeof(Struct); at < size; ++at) {
+    if (bytes[at] == 0) continue;
+    throw Unsupported(std::string(name) + " has something set at byte " + std::to_string(at) + " that this version (" +
+                      ringspan_version() + ") does not know: its struct has " + std::to_string(sizeof(Struct)) + " bytes");
   }
   Struct copy;
   std::memset(&copy, 0, sizeof copy);

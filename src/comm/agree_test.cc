@@ -156,7 +156,8 @@ TEST(RoundNameTest, CountsFromTheStartOfEachRange) {
   EXPECT_EQ(round_name(14), "round 14");
   EXPECT_EQ(round_name(kFingerprintRounds + 2), "round 2 of the agreement on the pass");
   EXPECT_EQ(round_name(kNcclRounds + 64), "round 64 of joining NCCL");
-  EXPECT_EQ(round_name(kNcclRounds + 256), "round " + std::to_string(kNcclRounds + 256));
+  EXPECT_EQ(round_name(kPlanAgreeRounds + 1), "round 1 of the agreement on the plan");
+  EXPECT_EQ(round_name(kPlanAgreeRounds + 64), "round " + std::to_string(kPlanAgreeRounds + 64));
   EXPECT_EQ(round_name(kDeviceRounds + 3), "round 3 of the greetings before messages of devices");
   EXPECT_EQ(round_name(kGreetingRounds), "round 0 of the greeting before the call");
   EXPECT_EQ(round_name(kUserRounds + 7), "user round 7");

@@ -12,7 +12,8 @@ std::string round_name(std::uint64_t round) {
   static constexpr Range kRanges[] = {
       {kAgreeRounds, kFingerprintRounds, "of the agreement on the problem"},
       {kFingerprintRounds, kNcclRounds, "of the agreement on the pass"},
-      {kNcclRounds, kNcclRounds + 256, "of joining NCCL"},
+      {kNcclRounds, kPlanAgreeRounds, "of joining NCCL"},
+      {kPlanAgreeRounds, kPlanAgreeRounds + 64, "of the agreement on the plan"},
       {kDeviceRounds, kUserRounds, "of the greetings before messages of devices"},
       {kGreetingRounds, kGreetingRounds + 64, "of the greeting before the call"},
   };

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <system_error>
 
 #include "base/check.h"
 #include "exec/choose_fused.h"
@@ -30,6 +31,17 @@ void check_fit(const PlanData& plan, const Communicator& communicator, const Exe
         fmt::format("the communicator is rank {}'s, but the plan was made for rank {}", communicator.rank(), plan.rank));
   }
   check_deadline(options.deadline);
+  if (plan.options.threads > PlanOptions::kMaxThreads) {
+    throw InvalidArgument(fmt::format("threads ({}) must be at most {}", plan.options.threads, PlanOptions::kMaxThreads));
+  }
+}
+
+ThreadPool make_pool(int threads) {
+  try {
+    return ThreadPool(threads);
+  } catch (const std::system_error& error) {
+    throw Error(fmt::format("the system refused a thread of threads ({}): {}", threads, error.what()));
+  }
 }
 
 std::int64_t arena_bytes(const PlanData& plan) { return std::max(plan.forward.arena_bytes, plan.backward.arena_bytes); }
@@ -79,7 +91,7 @@ Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOp
       options_(options),
       device_(std::move(device)),
       arena_(arena_bytes(*plan_), arena, device_.get()),
-      pool_(plan_->options.threads),
+      pool_(make_pool(plan_->options.threads)),
       trace_(*plan_, options.trace),
       queue_(options.fake_device ? make_fake_device_queue(options.fake_device_seed) : make_cpu_queue()) {
   if (device_ != nullptr) prepare_device();
@@ -196,13 +208,20 @@ void Executor::forward(const ForwardTensors& tensors) {
 }
 
 void Executor::backward(const BackwardTensors& tensors) {
-  if (!plan_->has_backward) throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
   execute(Pass::backward, [&] {
+    if (!plan_->has_backward) throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
     if (!has_forward_ && reads_saved_) {
       throw InvalidArgument("backward() reads what forward() keeps in the arena, but forward() has not run");
     }
     return bind(*plan_, tensors, reads_o_);
   });
+}
+
+void Executor::refuse(Pass pass, const std::exception_ptr& error) {
+  const std::exception_ptr thrown =
+      error != nullptr ? error : std::make_exception_ptr(InvalidArgument("refused without an error"));
+  execute(pass, [&]() -> Bindings { std::rethrow_exception(thrown); });
+  std::rethrow_exception(thrown);  // which execute() has done
 }
 
 void Executor::wait() {
@@ -254,7 +273,7 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
     bindings_ = bind_tensors();
     if (device_ != nullptr) check_space();
     if (device_ != nullptr) check_fused(pass);
-  } catch (const InvalidArgument&) {
+  } catch (...) {  // whatever it is: the other ranks count this call too
     own_error = std::current_exception();
   }
   ++call_number_;

@@ -59,6 +59,8 @@ class Executor {
 
   void forward(const ForwardTensors& tensors);
   void backward(const BackwardTensors& tensors);
+  // Takes part in a pass with the error of a rank that has no tensors for it; all ranks throw.
+  [[noreturn]] void refuse(Pass pass, const std::exception_ptr& error);
   void wait();  // for the device; on the host a pass has ended when it returns
   std::span<const std::byte> saved() const;
   void restore_saved(std::span<const std::byte> saved);

@@ -115,7 +115,7 @@ void agree_on_plan(Communicator& communicator, const Plan* plan, const std::exce
       "bucket_rows of plans made apart, with a memory budget or tuned sizes (give bucket_rows, or let the attention plan)",
       plan == nullptr ? 0 : plan->bucket_rows());
   fields.bits("the plan (fingerprint)", plan == nullptr ? 0 : std::bit_cast<std::int64_t>(plan->fingerprint()));
-  Agreement(communicator).agree(fields.list(), own_error, usable_deadline(deadline), kFingerprintRounds);
+  Agreement(communicator).agree(fields.list(), own_error, usable_deadline(deadline), kPlanAgreeRounds);
 }
 
 void check_deadline(Communicator::Seconds deadline) {
@@ -126,37 +126,34 @@ Communicator::Seconds usable_deadline(Communicator::Seconds deadline) {
   return deadline.count() > 0 ? deadline : Communicator::Seconds(30);
 }
 
-void refuse_problem(Communicator& communicator, const std::exception_ptr& own_error, Communicator::Seconds deadline) {
-  if (communicator.size() > 1) Agreement(communicator).agree({}, own_error, usable_deadline(deadline));
+void refuse(Communicator& communicator, const std::exception_ptr& own_error, Communicator::Seconds deadline,
+            std::uint64_t first_round) {
+  if (communicator.size() > 1) Agreement(communicator).agree({}, own_error, usable_deadline(deadline), first_round);
   std::rethrow_exception(own_error);
 }
 
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
                              Communicator::Seconds deadline) {
-  std::exception_ptr own_error;
   try {
     check_own(communicator, problem, deadline);
-  } catch (const Error&) {
-    own_error = std::current_exception();
+  } catch (const Error&) {  // such a problem has nothing that could be compared
+    refuse(communicator, std::current_exception(), deadline, kAgreeRounds);
   }
-  if (communicator.size() == 1) {
-    if (own_error != nullptr) std::rethrow_exception(own_error);
-    return options;
-  }
+  if (communicator.size() == 1) return options;
   Fields fields;
   fields.number("the version of ringspan", RINGSPAN_VERSION);
   add_problem(problem, fields);
   add_options(options, fields);
   fields.number("bucket_rows", options.bucket_rows);
   add_cost(options, fields);
-  const RankOverhead own = own_error == nullptr ? own_overhead(problem, options) : RankOverhead{};
+  const RankOverhead own = own_overhead(problem, options);
   fields.most("forward_scratch", own.forward_scratch);
   fields.most("backward_scratch", own.backward_scratch);
   fields.most("task_lists", own.task_lists ? 1 : 0);
   fields.minimum("tuned.bucket_rows", options.tuned.bucket_rows);
   fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
   Agreement agreement(communicator);
-  const auto extents = agreement.agree(fields.list(), own_error, usable_deadline(deadline));
+  const auto extents = agreement.agree(fields.list(), nullptr, deadline);
   PlanOptions agreed = options;
   const std::span<const AgreeExtent> most = std::span(extents).last(5);
   agreed.most_overhead = {most[0].maximum, most[1].maximum, most[2].maximum != 0};

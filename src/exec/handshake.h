@@ -3,6 +3,7 @@
 // Cost: ceil(log2 p) messages of some kilobytes per rank, see comm/agree.h. Collective.
 #pragma once
 
+#include <cstdint>
 #include <exception>
 
 #include "ringspan/communicator.h"
@@ -18,10 +19,11 @@ namespace ringspan::internal {
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
                              Communicator::Seconds deadline);
 
-// For a rank that cannot even make a problem of its arguments: takes part in agree_on_problem() with its error, so that all
-// ranks throw it (or that of a lower rank).
-[[noreturn]] void refuse_problem(Communicator& communicator, const std::exception_ptr& own_error,
-                                 Communicator::Seconds deadline);
+// For a rank that cannot even make a problem, or a plan, of its arguments: takes part in the agreement of the others, which
+// begins with `first_round`, with its error, so that all ranks throw it (or that of a lower rank). agree_on_problem():
+// kAgreeRounds; agree_on_plan(): kPlanAgreeRounds; joining NCCL: kNcclRounds.
+[[noreturn]] void refuse(Communicator& communicator, const std::exception_ptr& own_error, Communicator::Seconds deadline,
+                         std::uint64_t first_round);
 
 // That plans fit together, which may have been made apart; nullptr with the error of a rank that has none. Throws, on all
 // ranks, the error of the lowest rank that has one, or CommError that names the first difference.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "comm/rounds.h"
 #include "exec/handshake.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
@@ -103,6 +104,8 @@ TEST(HandshakeErrors, OtherFieldsThatDiffer) {
 // One rank's own problem is wrong: everybody is told what is wrong with it, with the class of its error.
 TEST(HandshakeErrors, AnInvalidProblemOfOneRank) {
   EXPECT_NE(told([](Given& g) { g.problem.heads = -1; }).find("heads (-1)"), std::string::npos);
+  EXPECT_NE(told([](Given& g) { g.problem.pattern.align = static_cast<Align>(77); }).find("pattern.align (77)"),
+            std::string::npos);
   EXPECT_EQ(told([](Given& g) { g.problem.ranks = 4; }), "ranks (4) must equal the size of the communicator (3)");
 }
 
@@ -120,7 +123,7 @@ TEST(HandshakeErrors, ArgumentsThatCannotBeRead) {
     const Given own = given();
     const auto take_part = [&] {
       if (communicator.rank() == 1) {
-        refuse_problem(communicator, std::make_exception_ptr(Unsupported("no such pattern")), kDeadline);
+        refuse(communicator, std::make_exception_ptr(Unsupported("no such pattern")), kDeadline, kAgreeRounds);
       }
       agree_on_problem(communicator, own.problem, own.options, kDeadline);
     };

@@ -427,6 +427,24 @@ TEST(CDevice, ErrorsOfWorlds) {
   ringspan_comm_destroy(host);
 }
 
+// A rank whose options cannot be read tells the others before they join NCCL.
+TEST(CDevice, ErrorsOfOneRankThatJoinsNccl) {
+  ringspan_comm* hosts[2];
+  ASSERT_EQ(ringspan_comm_create_threads(2, hosts), RINGSPAN_OK);
+  const auto join = [&](int rank) {
+    auto options = make_struct<ringspan_nccl_options>();
+    options.device = kDevice;
+    options.library = STAND_IN;
+    if (rank == 0) options.struct_size = 1;
+    ringspan_comm* comm = nullptr;
+    expect_error(ringspan_comm_create_nccl(hosts[rank], &options, &comm), RINGSPAN_INVALID_ARGUMENT, "options.struct_size (1)");
+  };
+  std::thread other(join, 1);
+  join(0);
+  other.join();
+  for (ringspan_comm* host : hosts) ringspan_comm_destroy(host);
+}
+
 TEST(CDevice, ErrorsOfBuffers) {
   ringspan_device_buffer* buffer = nullptr;
   void* data = nullptr;

@@ -2,9 +2,11 @@
 #include <gtest/gtest.h>
 
 #include <cstring>
+#include <functional>
 #include <string>
 #include <thread>
 
+#include "api_c/structs.h"
 #include "ringspan/ringspan_c.h"
 
 namespace {
@@ -52,6 +54,46 @@ TEST(CErrors, OfProblems) {
   problem = make_problem();
   problem.kv_heads = 3;
   refused(problem, RINGSPAN_INVALID_ARGUMENT, "kv_heads");
+  // Counts that were never set: nothing is read by them.
+  const int32_t offsets[] = {0, 8};
+  problem = make_problem();
+  problem.pattern = "documents";
+  problem.cu_seqlens_q = offsets;
+  problem.cu_seqlens_q_count = UINT64_MAX;
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "cu_seqlens_q has 18446744073709551615 entries, but at most");
+  const int64_t lengths[] = {8};
+  problem = make_problem();
+  problem.lengths_q = lengths;
+  for (const std::int64_t batch : {std::int64_t{-1}, std::int64_t{1} << 58, INT64_MAX}) {
+    problem.batch = batch;
+    refused(problem, RINGSPAN_INVALID_ARGUMENT, "batch (" + std::to_string(batch) + ") must be in [1, ");
+  }
+}
+
+// What this version does not know must be zero, whether it lies behind the struct or is reserved in it.
+TEST(CErrors, OfStructsOfOtherVersions) {
+  struct Newer {
+    ringspan_problem known;
+    uint64_t unknown[2];
+  } newer = {make_problem(), {0, 0}};
+  newer.known.struct_size = sizeof newer;
+  ringspan_plan* plan = nullptr;
+  EXPECT_EQ(ringspan_plan_create(&newer.known, nullptr, 0, &plan), RINGSPAN_OK) << ringspan_last_error();
+  ringspan_plan_destroy(plan);
+  newer.unknown[1] = 42;
+  expect_error(ringspan_plan_create(&newer.known, nullptr, 0, &plan), RINGSPAN_UNSUPPORTED,
+               "problem has something set at byte " + std::to_string(sizeof newer.known + 8));
+  ringspan_problem problem = make_problem();
+  for (const std::uint64_t size : {7, 9, 12, 100'000}) {
+    problem.struct_size = size;
+    expect_error(ringspan_plan_create(&problem, nullptr, 0, &plan), RINGSPAN_INVALID_ARGUMENT,
+                 "problem.struct_size (" + std::to_string(size) + ") must be the size of the struct");
+  }
+  problem = make_problem();
+  auto options = ringspan::make_struct<ringspan_options>();
+  options.reserved = 1;
+  expect_error(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_INVALID_ARGUMENT, "options.reserved (1) must be 0");
+  EXPECT_EQ(plan, nullptr);
 }
 
 TEST(CErrors, OfOptions) {
@@ -79,7 +121,7 @@ TEST(CErrors, OfHandlesAndOutputs) {
   expect_error(ringspan_comm_rank(nullptr, &number), RINGSPAN_INVALID_ARGUMENT, "comm is null");
   expect_error(ringspan_plan_arena_bytes(nullptr, 0, &bytes), RINGSPAN_INVALID_ARGUMENT, "plan is null");
   expect_error(ringspan_plan_text(nullptr, &text), RINGSPAN_INVALID_ARGUMENT, "plan is null");
-  expect_error(ringspan_attention_forward(nullptr, nullptr), RINGSPAN_INVALID_ARGUMENT, "tensors is null");
+  expect_error(ringspan_attention_forward(nullptr, nullptr), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   expect_error(ringspan_comm_create(nullptr, nullptr), RINGSPAN_INVALID_ARGUMENT, "comm is null");
   ringspan_comm* comm = nullptr;
   expect_error(ringspan_comm_create(nullptr, &comm), RINGSPAN_INVALID_ARGUMENT, "callbacks is null");
@@ -139,30 +181,103 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
   stats.received_bytes = -7;
   EXPECT_EQ(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &stats), RINGSPAN_OK);
   EXPECT_EQ(stats.received_bytes, -7);
+  // Of a newer one's the rest becomes zero.
+  struct {
+    ringspan_pass_stats known;
+    uint64_t unknown;
+  } newer = {{sizeof newer, 0, 0, 0, 0}, 7};
+  EXPECT_EQ(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &newer.known), RINGSPAN_OK);
+  EXPECT_EQ(newer.known.struct_size, sizeof newer);
+  EXPECT_EQ(newer.unknown, 0U);
   ringspan_attention_destroy(attention);
   ringspan_comm_destroy(comm);
   ringspan_plan_destroy(plan);
 }
 
-// A rank whose arguments cannot even be read tells the others.
-TEST(CErrors, OfOneRankReachAll) {
+void on_two_ranks(const std::function<void(int rank, ringspan_comm*)>& body) {
   ringspan_comm* comms[2];
   ASSERT_EQ(ringspan_comm_create_threads(2, comms), RINGSPAN_OK);
-  const auto body = [&](int rank) {
-    ringspan_problem problem = make_problem(2);
-    if (rank == 1) problem.pattern = "causal & widow:1,1";
-    ringspan_attention* attention = nullptr;
-    expect_error(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_INVALID_ARGUMENT,
-                 "widow");
-    problem.pattern = "causal";
-    EXPECT_EQ(ringspan_attention_create(&problem, nullptr, comms[rank], nullptr, &attention), RINGSPAN_OK)
-        << ringspan_last_error();
-    ringspan_attention_destroy(attention);
-    ringspan_comm_destroy(comms[rank]);
-  };
-  std::thread other(body, 1);
-  body(0);
+  std::thread other([&] { body(1, comms[1]); });
+  body(0, comms[0]);
   other.join();
+  for (ringspan_comm* comm : comms) ringspan_comm_destroy(comm);
+}
+
+// A rank whose arguments cannot even be read tells the others.
+TEST(CErrors, OfOneRankReachAll) {
+  on_two_ranks([](int rank, ringspan_comm* comm) {
+    const ringspan_problem problem = make_problem(2);
+    ringspan_problem typo = problem;
+    typo.pattern = "causal & widow:1,1";
+    auto execute = ringspan::make_struct<ringspan_execute_options>();
+    execute.struct_size = 1;
+    ringspan_attention* attention = nullptr;
+    const bool bad = rank == 1;
+    const auto create = [&](const ringspan_problem* p, const ringspan_execute_options* e, ringspan_attention** out) {
+      return ringspan_attention_create(bad ? p : &problem, nullptr, comm, bad ? e : nullptr, bad ? out : &attention);
+    };
+    expect_error(create(&typo, nullptr, &attention), RINGSPAN_INVALID_ARGUMENT, "widow");
+    expect_error(create(nullptr, nullptr, &attention), RINGSPAN_INVALID_ARGUMENT, "problem is null");
+    expect_error(create(&problem, &execute, &attention), RINGSPAN_INVALID_ARGUMENT, "execute.struct_size (1)");
+    expect_error(create(&problem, nullptr, nullptr), RINGSPAN_INVALID_ARGUMENT, "attention is null");
+
+    ringspan_plan* plan = nullptr;
+    ASSERT_EQ(ringspan_plan_create(&problem, nullptr, rank, &plan), RINGSPAN_OK);
+    const auto with_plan = [&](const ringspan_plan* p, const ringspan_execute_options* e, uint64_t bytes) {
+      return ringspan_attention_create_with_plan(bad ? p : plan, comm, bad ? e : nullptr, nullptr, bad ? bytes : 0, &attention);
+    };
+    expect_error(with_plan(nullptr, nullptr, 0), RINGSPAN_INVALID_ARGUMENT, "plan is null");
+    expect_error(with_plan(plan, nullptr, 64), RINGSPAN_INVALID_ARGUMENT, "arena is null, but arena_bytes is 64");
+    expect_error(with_plan(plan, &execute, 0), RINGSPAN_INVALID_ARGUMENT, "execute.struct_size (1)");
+    EXPECT_EQ(with_plan(plan, nullptr, 0), RINGSPAN_OK) << ringspan_last_error();
+    ringspan_attention_destroy(attention);
+    EXPECT_EQ(create(&problem, nullptr, &attention), RINGSPAN_OK) << ringspan_last_error();
+    ringspan_attention_destroy(attention);
+    ringspan_plan_destroy(plan);
+  });
+}
+
+// Whichever way the tensors of one rank cannot be read, all ranks refuse the pass, and the next one pairs with the next one.
+TEST(CErrors, OfTensorsOfOneRankReachAll) {
+  on_two_ranks([](int rank, ringspan_comm* comm) {
+    auto problem = ringspan::make_struct<ringspan_problem>();
+    problem.tokens_q = problem.tokens_k = 2;
+    problem.heads = problem.head_dim = 1;
+    problem.ranks = 2;
+    ringspan_attention* attention = nullptr;
+    ASSERT_EQ(ringspan_attention_create(&problem, nullptr, comm, nullptr, &attention), RINGSPAN_OK) << ringspan_last_error();
+    float q = 0, k = 0, v = 0, o = 0, lse = 0, d_out = 0, dq = 0, dk = 0, dv = 0;  // one token, one head, one element
+    auto forward = ringspan::make_struct<ringspan_forward_tensors>();
+    for (const auto& [tensor, data] : {std::pair{&forward.q, &q}, {&forward.k, &k}, {&forward.v, &v}, {&forward.o, &o}}) {
+      tensor->data = data;
+    }
+    forward.lse.data = &lse;
+    ringspan_backward_tensors backward = ringspan::backward_after(forward);
+    for (const auto& [tensor, data] :
+         {std::pair{&backward.d_out, &d_out}, {&backward.dq, &dq}, {&backward.dk, &dk}, {&backward.dv, &dv}}) {
+      tensor->data = data;
+    }
+    const auto expect_right = [&](float step) {  // q = 0: every query sees the mean of both values
+      v = step + static_cast<float>(2 * rank);
+      d_out = step;
+      ASSERT_EQ(ringspan_attention_forward(attention, &forward), RINGSPAN_OK) << ringspan_last_error();
+      EXPECT_EQ(o, step + 1);
+      ASSERT_EQ(ringspan_attention_backward(attention, &backward), RINGSPAN_OK) << ringspan_last_error();
+      EXPECT_EQ(dv, step);
+    };
+    const bool bad = rank == 1;
+    expect_error(ringspan_attention_forward(attention, bad ? nullptr : &forward), RINGSPAN_INVALID_ARGUMENT, "tensors is null");
+    expect_right(10);
+    ringspan_forward_tensors unset = forward;
+    unset.struct_size = 0;
+    expect_error(ringspan_attention_forward(attention, bad ? &unset : &forward), RINGSPAN_INVALID_ARGUMENT,
+                 "tensors.struct_size (0)");
+    expect_right(20);
+    expect_error(ringspan_attention_backward(attention, bad ? nullptr : &backward), RINGSPAN_INVALID_ARGUMENT,
+                 "tensors is null");
+    expect_right(30);
+    ringspan_attention_destroy(attention);
+  });
 }
 
 // An abort reaches a peer that waits.

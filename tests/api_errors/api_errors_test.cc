@@ -2,6 +2,9 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <exception>
+#include <functional>
+#include <stdexcept>
 #include <string>
 
 #include "api_testing/world.h"
@@ -110,6 +113,67 @@ TEST(AttentionErrors, BackwardOfAForwardOnlyPlan) {
   run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
     expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); }, "the plan has no backward pass");
   });
+}
+
+// The other rank, at forward, is told too, and counts the call.
+TEST(AttentionErrors, BackwardOfAForwardOnlyPlanOnOneRank) {
+  Case test = make_case(2);
+  test.options.backward = false;
+  run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
+    const auto next = [&] {
+      attention.plan().rank() == 0 ? attention.forward(tensors.forward()) : attention.backward(tensors.backward());
+    };
+    expect_throw<InvalidArgument>(next, "the plan has no backward pass");
+    attention.forward(tensors.forward());
+  });
+}
+
+// A rank that has no tensors says so in place of the pass, with an error of any kind.
+TEST(AttentionErrors, APassThatOneRankRefuses) {
+  const Case test = make_case(3);
+  const Whole whole(test);
+  const Outputs outputs = run(test, whole, [](Attention& attention, const RankTensors& tensors) {
+    const bool refuses = attention.plan().rank() == 1;
+    const auto forward = [&](const std::exception_ptr& error) {
+      refuses ? attention.refuse(Pass::forward, error) : attention.forward(tensors.forward());
+    };
+    expect_throw<Unsupported>([&] { forward(std::make_exception_ptr(Unsupported("out of ink"))); }, "out of ink");
+    expect_throw<Error>([&] { forward(std::make_exception_ptr(std::runtime_error("out of paper"))); }, "out of paper");
+    expect_throw<InvalidArgument>([&] { forward(nullptr); }, "refused without an error");
+    attention.forward(tensors.forward());
+    expect_throw<InvalidArgument>(
+        [&] {
+          refuses ? attention.refuse(Pass::backward, std::make_exception_ptr(InvalidArgument("out of toner")))
+                  : attention.backward(tensors.backward());
+        },
+        "out of toner");
+    forward_and_backward(attention, tensors);
+  });
+  EXPECT_EQ(judge(test, whole, outputs), "");
+}
+
+TEST(AttentionErrors, ThreadsBeyondAnyMachine) {
+  run_thread_ranks(2, [](Communicator& communicator) {
+    Case test = make_case(2);
+    if (communicator.rank() == 1) test.options.threads = 1'000'000'000;
+    expect_throw<InvalidArgument>([&] { Attention(test.problem, test.options, communicator); },
+                                  "threads (1000000000) must be at most 4096");
+  });
+}
+
+TEST(PlanErrors, QueriesOfABackwardPassThatIsNotPlanned) {
+  const Plan plan = make_plan(make_case(1).problem, {.backward = false}, 0);
+  const std::function<void()> queries[] = {
+      [&] { plan.memory(Pass::backward); },       [&] { plan.memory_bytes(Pass::backward); },
+      [&] { plan.pinned_bytes(Pass::backward); }, [&] { plan.traffic(Pass::backward); },
+      [&] { plan.host_bytes(Pass::backward); },   [&] { plan.host_nanoseconds(Pass::backward); },
+      [&] { plan.flops(Pass::backward); },        [&] { plan.kernel(Pass::backward); }};
+  for (const auto& query : queries) expect_throw<InvalidArgument>(query, "the plan has no backward pass");
+}
+
+TEST(PlanErrors, AStrategyThatIsNone) {
+  const PlanOptions options{.strategy = static_cast<Strategy>(77)};
+  expect_throw<InvalidArgument>([&] { make_plan(make_case(2).problem, options, 0); }, "strategy (77) is none of");
 }
 
 // A tensor that is wrong on one rank is reported on all, with that rank's number; then all go on.
