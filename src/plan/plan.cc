@@ -86,7 +86,7 @@ const KernelChoice& Plan::kernel(Pass pass) const {
   check_has(*data_, pass);
   return pass == Pass::forward ? data_->attend : data_->attend_backward;
 }
-std::int64_t Plan::modelled_nanoseconds() const { return data_->nanoseconds; }
+std::int64_t Plan::modelled_nanoseconds() const { return internal::saturated(data_->nanoseconds); }
 std::vector<Rejected> Plan::rejected() const { return data_->rejected; }
 std::uint64_t Plan::fingerprint() const { return data_->fingerprint; }
 std::string Plan::pairs() const { return ringspan::to_string(data_->forward.pairs); }
