@@ -5,7 +5,7 @@
 //
 // Reader: open costs O(header); data() returns memory of the mapping (an aligned copy where the file misaligns a tensor).
 // Writer: write() goes straight to the file, any part of any tensor in any order, and may be called from several threads or
-// forked processes; finish() makes the file appear under its name. Not thread safe otherwise.
+// forked processes; finish() makes the file appear under its name (whole_file.h). Not thread safe otherwise.
 #pragma once
 
 #include <cstddef>
@@ -64,7 +64,7 @@ struct TensorSpec {
 
 class SafetensorsWriter {
  public:
-  // Creates a temporary file beside `path`, of the final size. Data not written stays 0.
+  // Creates a temporary file beside `path`, of the final size. Data not written stays 0. Throws as WholeFile does.
   SafetensorsWriter(const std::string& path, std::span<const TensorSpec> tensors, const Metadata& metadata);
   ~SafetensorsWriter();  // removes the temporary file unless finished, in the process that created it
   SafetensorsWriter(const SafetensorsWriter&) = delete;

@@ -1,0 +1,42 @@
+// A file that appears whole or not at all: it is written under a temporary name beside its place and renamed when finished.
+//
+// A link stays: what it points to is written. Errors are Error and begin with the path as it was given. Writing goes straight
+// to the file and may come from several threads or forked processes; not thread safe otherwise.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+
+namespace ringspan::io {
+
+// Where a file of this path would be written. Throws where that is seen to be impossible: what is there is not a regular file
+// (a rename would replace a device or a pipe), or the folder is missing or may not be written.
+std::string target_of(const std::string& path);
+
+class WholeFile {
+ public:
+  explicit WholeFile(const std::string& path);  // creates the temporary file
+  ~WholeFile();                                 // removes the temporary file unless finished, in the process that created it
+  WholeFile(const WholeFile&) = delete;
+  WholeFile& operator=(const WholeFile&) = delete;
+
+  void resize(std::int64_t bytes);
+  void write(std::string_view data, std::int64_t offset);
+  // Forces the data to disk and renames the file to its place.
+  void finish();
+
+  const std::string& path() const { return path_; }
+  const std::string& temporary_path() const { return temporary_; }
+
+ private:
+  std::string path_, target_, temporary_;
+  int file_ = -1;
+  ::pid_t owner_;
+};
+
+void write_whole_file(const std::string& path, std::string_view data);
+
+}  // namespace ringspan::io
