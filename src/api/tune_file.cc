@@ -27,13 +27,18 @@ constexpr int kLargestSize = 1 << 20;
 
 // Null where there is no file.
 ordered_json read_json(const std::string& path) {
+  std::error_code ignored;
+  const std::filesystem::file_status status = std::filesystem::status(path, ignored);
+  if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {  // reading a pipe would wait for ever
+    throw InvalidArgument(
+        fmt::format("tune file {}: is not a regular file; name one, or set RINGSPAN_TUNE_FILE= to do without", path));
+  }
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) {
     if (errno == ENOENT || errno == ENOTDIR) return {};
     refuse_tune_file(path, fmt::format("cannot be read: {}", std::strerror(errno)));
   }
-  if (std::filesystem::is_directory(path)) refuse_tune_file(path, "is a folder");
   std::string text;
   try {
     text.assign(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
