@@ -63,7 +63,7 @@ const std::map<std::string_view, Setter>& setters() {
       {"d", [](Problem& p, View key, View value) { p.head_dim = parse_bounded<int>(key, value); }},
       {"dv", [](Problem& p, View key, View value) { p.head_dim_v = parse_bounded<int>(key, value); }},
       {"dtype", [](Problem& p, View key, View value) { p.dtype = with_key(key, [&] { return parse_dtype(value); }); }},
-      {"pattern", [](Problem& p, View key, View value) { p.pattern = with_key(key, [&] { return Pattern::parse(value); }); }},
+      {"pattern", [](Problem& p, View, View value) { p.pattern = Pattern::parse(value); }},  // its errors begin with the word
       {"cu_q", [](Problem& p, View key, View value) { p.cu_seqlens_q = parse_list<std::int32_t>(key, value); }},
       {"cu_k", [](Problem& p, View key, View value) { p.cu_seqlens_k = parse_list<std::int32_t>(key, value); }},
       {"len_q", [](Problem& p, View key, View value) { p.lengths_q = parse_list<std::int64_t>(key, value); }},

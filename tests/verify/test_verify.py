@@ -87,6 +87,7 @@ class Verify(unittest.TestCase):
 
     def test_errors_name_the_word(self):
         self.assertIn("unknown word speed=9", self.expect(2, "nq=4 h=1 d=8 speed=9").stderr)
+        self.assertTrue(self.expect(2, "nq=4 h=1 d=8 pattern=cusal").stderr.startswith("ringspan: error: pattern: unknown term 'cusal'"))
         self.assertIn("nq=four: expected a whole number", self.expect(2, "nq=four h=1 d=8").stderr)
 
 
