@@ -2,12 +2,15 @@
 
 import json
 import os
+import pathlib
 import resource
+import stat
 import struct
+import subprocess
 import unittest
 
 import safetensors_file
-from program import ARGUMENTS, INPUT_OUTPUT, MEMORY, OK, UNSUPPORTED, ProgramTest
+from program import ARGUMENTS, INPUT_OUTPUT, MEMORY, OK, PROGRAM, UNSUPPORTED, ProgramTest
 
 
 class Errors(ProgramTest):
@@ -41,7 +44,40 @@ class Usage(Errors):
         self.fails(["plan", "--tokens"], ARGUMENTS, "--tokens needs a value")
         self.fails(["plan", "--tokens", 8, "more"], ARGUMENTS, "plan: unexpected argument more")
         self.fails(["plan"], ARGUMENTS, "plan needs --tokens N or --input FILE")
-        self.fails(["plan", "--tokens", 8, "--tokens", 9], ARGUMENTS, "--tokens")
+
+    def test_unknown_words_come_before_what_is_missing(self):
+        self.fails(["run", "--bogus"], ARGUMENTS, "run: unknown option --bogus\n")
+        self.fails(["help", "run"], ARGUMENTS, "unknown command help\n")
+        self.fails(["run", "plan"], ARGUMENTS, "run: unexpected argument plan\n")
+
+    def test_options_are_given_once(self):
+        self.fails(["plan", "--tokens", 8, "--tokens", 9], ARGUMENTS, "--tokens is given twice", "see `ringspan plan --help`")
+        self.fails(["run", "--input", "a", "--output", "b", "--output", "c"], ARGUMENTS, "--output is given twice")
+        for command in ("plan", "bench"):
+            self.fails([command, "--tokens", 8, "--kernel", "portable", "--kernel", "reference"], ARGUMENTS,
+                       "--kernel reference: the forward pass has --kernel portable")  # fmt: skip
+            self.fails([command, "--tokens", 8, *["--kernel", "attend_backward_f32_portable"] * 2], ARGUMENTS, "the backward pass has")
+
+    def test_options_that_would_change_nothing(self):
+        self.fails(["plan", "--tokens", 8, "--draw", "text", "--json"], ARGUMENTS, "--json excludes --draw")
+        self.fails(["plan", "--tokens", 8, "--draw", "text", "--ranks", 2, "--rank", 7], ARGUMENTS, "--rank excludes --draw")
+        self.fails(["plan", "--tokens", 8, "--layout", "nonsense"], ARGUMENTS, "layout (nonsense) must be bshd")
+        self.fails(["plan", "--tokens", 8, "--layout", "bshd"], ARGUMENTS, "--layout requires --input")
+        for command in ("plan", "bench"):
+            forward = [command, "--tokens", 8, "--forward-only"]
+            self.fails([*forward, "--backward-tile", "7x7"], ARGUMENTS, "--backward-tile is given, but there is no backward pass")
+            self.fails([*forward, "--kernel", "attend_backward_f32_portable"], ARGUMENTS, "attend_backward_f32_portable is given, but there is no")
+        for more in (["--seed", 3], ["--first", 4], ["--verbose"]):
+            self.fails(["verify", "nq=4 h=1 d=4", *more], ARGUMENTS, f"{more[0]} requires --random")
+
+    def test_seeds(self):
+        plan, verify = ["plan", "--tokens", 8], ["verify", "--random", 1]
+        for command in (plan, verify):
+            for seed in ("-1", 1 << 64, "1.5"):
+                self.fails([*command, f"--seed={seed}"], ARGUMENTS, f"--seed ({seed}) must be a whole number in [0, 2^64)")
+        most = (1 << 64) - 1
+        self.assertIn(f'"seed":{most},', self.run_program(*plan, "--seed", most, "--json").stdout)
+        self.assertIn(f"seed {most}", self.run_program(*verify, "--seed", most).stdout)
 
     def test_numbers(self):
         for option, value, words in [
@@ -63,6 +99,8 @@ class Usage(Errors):
             ("--softcap", "big", "--softcap (big) must be a number"),
             ("--scale", "nan", "--scale (nan) must be a number"),
             ("--dropout", "1", "dropout (1) must be in [0, 1)"),
+            ("--tokens", str((1 << 40) + 1), "--tokens (1099511627777) must be in [0, 1099511627776]"),
+            ("--tile", "9600000x256", "--tile (9600000x256) must be queries x keys, each in [1, 1048576], such as 96x256"),
             ("--seed", "x", "--seed (x) must be a whole number"),
             ("--bucket", "0", "--bucket (0) must be a number of rows >= 1, none or auto"),
             ("--bucket", "some", "--bucket (some) must be a number of rows >= 1, none or auto"),
@@ -175,6 +213,12 @@ class Files(Errors):
         for arguments in (["inspect", path], ["inspect", path, "--json"]):
             self.assertNotIn("\x1b", self.run_program(*arguments, code=OK).stdout)
         self.assertNotIn("\x1b", self.fails(["run", "--input", path, "--output", self.path("o")], INPUT_OUTPUT).stderr)
+        names = {name: ("F32", [1], b"1234") for name in ("extra\x1b[31m\n", "C1 \x9b31m", "ä")}
+        shown = self.run_program("run", "--input", self.write("more", {**safetensors_file.qkv(8, 2, 4), **names}), "--output", self.path("o")).stdout
+        for note in ("tensor extra?[31m? is not read", "tensor C1 ??31m is not read", "tensor ä is not read"):
+            self.assertIn(note + "\n", shown)
+        documents = self.write("documents", {"cu_seqlens\x1b": ("I32", [2], safetensors_file.encode([0, 8], "I32"))})
+        self.assertIn("cu_seqlens?: 1 document of", self.run_program("inspect", documents).stdout)
 
     def test_shapes_and_dtypes(self):
         good = safetensors_file.qkv(8, 2, 4)
@@ -257,15 +301,80 @@ class Files(Errors):
         self.fails_on(good, ARGUMENTS, "--compare (0) must be in [1, ", more=["--compare", 0])
         self.fails_on(good, ARGUMENTS, "--sequential and --transport exclude each other", more=["--sequential", "--transport", "threads"])
         self.fails_on(good, MEMORY, "no plan fits memory_budget (64 bytes)", more=["--memory", 64])
-        source = self.write("same.safetensors", good)
-        self.fails(["run", "--input", source, "--output", source], ARGUMENTS, "must not be the input")
-        link = self.path("link.safetensors")
-        os.symlink(source, link)
-        self.fails(["run", "--input", source, "--output", link], ARGUMENTS, "must not be the input")
-        self.fails(["plan", "--tokens", 8, "--input", source], ARGUMENTS, "--tokens and --input exclude each other")
-        self.fails(["plan", "--tokens", 8, "--draw", "svg:" + self.path("no/such/folder.svg")], INPUT_OUTPUT, "cannot be written")
-        self.fails(["run", "--input", source, "--output", self.path("o"), "--json", self.path("no/folder.json")], INPUT_OUTPUT, "cannot be written")
+        self.fails_on(good, ARGUMENTS, "--sequential and --compare exclude each other", more=["--sequential", "--compare", 1])
+        self.fails_on(good, ARGUMENTS, "--backward-tile is given, but there is no backward pass", more=["--backward-tile", "7x7"])
         self.fails(["plan", "--tokens", 5000, "--draw", "text"], ARGUMENTS, "512")
+        source = self.path("in.safetensors")
+        for option in (["--tokens", 8], ["--tokens-k", 8], ["--batch", 1], ["--heads", 2], ["--kv-heads", 2], ["--head-dim", 4], ["--head-dim-v", 4],
+                       ["--dtype", "f32"], ["--cu-seqlens", "0,8"], ["--cu-seqlens-k", "0,8"], ["--alibi"], ["--sinks"]):  # fmt: skip
+            self.fails(["plan", "--input", source, "--pattern", "documents", *option], ARGUMENTS, f"{option[0]} and --input exclude each other")
+
+    def test_layouts_that_are_not_known(self):
+        good = safetensors_file.qkv(8, 2, 4)
+        source = self.write("in.safetensors", good, {"layout": "weird"})
+        run = ["run", "--input", source, "--output", self.path("o")]
+        self.fails(run, INPUT_OUTPUT, source, "the layout of its metadata (weird) must be bshd")
+        self.fails(["plan", "--input", source], INPUT_OUTPUT, "(weird)")
+        self.run_program(*run, "--layout", "bshd")
+
+    def test_files_that_are_the_same(self):
+        source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
+        gradient = self.write("grad.safetensors", {"d_out": safetensors_file.normal((1, 8, 2, 4), 1)})
+        before = {name: pathlib.Path(self.path(name)).read_bytes() for name in os.listdir(self.folder)}
+        link, output = self.path("link"), self.path("o")
+        os.symlink(source, link)
+        run = ["run", "--input", source]
+        for arguments, first, second in [
+            ([*run, "--output", source], "--input", "--output"),
+            ([*run, "--output", link], "--input", "--output"),
+            ([*run, "--output", output, "--json", source], "--input", "--json"),
+            ([*run, "--output", output, "--json", output], "--output", "--json"),
+            ([*run, "--output", output, "--json", self.path("../" + os.path.basename(self.folder) + "/o")], "--output", "--json"),
+            ([*run, "--output", gradient, "--grad", gradient], "--output", "--grad"),
+            (["plan", "--input", source, "--draw", "svg:" + source], "--draw", "--input"),
+        ]:
+            self.fails(arguments, ARGUMENTS, f"{first} and {second} are the same file (")
+        environment = {**os.environ, "RINGSPAN_TUNE_FILE": self.path("tune.json")}
+        error = self.run_program(*run, "--output", self.path("tune.json"), code=ARGUMENTS, env=environment).stderr
+        self.assertIn("--output and the tune file are the same file", error)
+        with open(output, "wb") as stdout:
+            error = subprocess.run([PROGRAM, *run, "--output", output], stdout=stdout, stderr=subprocess.PIPE, text=True, check=False).stderr
+        self.assertIn("--output and standard output are the same file", error)
+        os.unlink(output)
+        self.run_program(*run, "--output", output, "--grad", "ones")
+        for name, content in before.items():
+            self.assertEqual(pathlib.Path(self.path(name)).read_bytes(), content, name)
+
+    def test_what_cannot_be_written_is_known_before_the_work(self):
+        source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
+        pipe, folder, link, used = (self.path(name) for name in ("pipe", "folder", "link", "used"))
+        os.mkfifo(pipe)
+        os.mkdir(folder)
+        os.symlink(pipe, link)
+        before = sorted(os.listdir(self.folder))
+        for path, words in [
+            (pipe, "is not a regular file"), (link, "is not a regular file"), (folder, "is not a regular file"), (folder + "/", "is not a regular file"),
+            (self.path("new/"), "is not the name of a file"), (self.path("no/file"), "cannot be created: No such file or directory"),
+            (source + "/file", "cannot be created: Not a directory"),
+        ]:  # fmt: skip
+            self.fails(["run", "--input", source, "--output", path], INPUT_OUTPUT, path, words)
+            self.fails(["run", "--input", source, "--output", used, "--json", path], INPUT_OUTPUT, path, words)
+            self.fails(["plan", "--tokens", 8, "--draw", "svg:" + path], INPUT_OUTPUT, path, words)
+        self.fails(["run", "--input", source, "--output", ""], INPUT_OUTPUT, "'': is not the name of a file")
+        self.assertEqual(sorted(os.listdir(self.folder)), before)
+        self.assertTrue(stat.S_ISFIFO(os.stat(pipe).st_mode))
+
+    def test_files_that_do_not_fit_leave_what_was_there(self):
+        path = self.path("picture.svg")
+        with open(path, "w", encoding="utf-8") as file:
+            file.write("before")
+        small = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # noqa: E731
+        arguments = ["plan", "--tokens", 8, "--draw", "svg:" + path]
+        result = self.run_program(*arguments, code=INPUT_OUTPUT, preexec_fn=small, restore_signals=False)
+        self.assertIn(f"{path}: cannot be written: File too large", result.stderr)
+        with open(path, encoding="utf-8") as file:
+            self.assertEqual(file.read(), "before")
+        self.assertEqual(os.listdir(self.folder), ["picture.svg"])
 
 
 if __name__ == "__main__":

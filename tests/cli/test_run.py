@@ -1,5 +1,7 @@
 """`ringspan run`: the same numbers whatever the strategy, sharding, transport and layout; what is written and what is told."""
 
+import json
+import math
 import os
 import pty
 import subprocess
@@ -167,8 +169,9 @@ class Run(ProgramTest):
 
     def test_results_that_fail_verification_are_not_written(self):
         tensors = safetensors_file.qkv(6, 1, 4)
-        values = safetensors_file.decode(tensors["q"][2])
-        tensors["q"] = ("F32", [1, 6, 1, 4], safetensors_file.encode([float("nan"), *values[1:]]))
+        for name in "qk":  # a score that float32 cannot hold, but float64 can
+            values = safetensors_file.decode(tensors[name][2])
+            tensors[name] = ("F32", [1, 6, 1, 4], safetensors_file.encode([1e30, *values[1:]]))
         source = self.write("in.safetensors", tensors)
         arguments = ["run", "--input", source, "--output", self.path("out.safetensors")]
         report = self.run_json(*arguments, "--verify", code=FAILED)
@@ -178,8 +181,39 @@ class Run(ProgramTest):
         self.assertEqual(failed, {"o": 4, "lse": 1})
         self.assertIn("FAILED", self.run_program(*arguments, "--verify", code=FAILED).stdout)
         self.assertEqual(os.listdir(self.folder), ["in.safetensors"])
-        self.run_program(*arguments)  # unasked, NaN in gives NaN out
+        self.run_program(*arguments)  # unasked, what was computed is written
         self.assertIn("out.safetensors", os.listdir(self.folder))
+
+    def test_an_output_that_is_a_link_stays_one(self):
+        source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
+        os.mkdir(self.path("deep"))
+        for name in ("out", "report"):
+            os.symlink("deep/" + name, self.path(name))
+        for _ in range(2):  # what they point to is made, then replaced
+            self.run_program("run", "--input", source, "--output", self.path("out"), "--json", self.path("report"))
+            self.assertEqual(sorted(safetensors_file.read(self.path("deep/out"))[0]), ["lse", "o"])
+            with open(self.path("deep/report"), encoding="utf-8") as file:
+                self.assertEqual(json.load(file)["output"], self.path("out"))
+            self.assertTrue(os.path.islink(self.path("out")) and os.path.islink(self.path("report")))
+        self.assertEqual(sorted(os.listdir(self.path("deep"))), ["out", "report"])
+
+    def test_a_kernel_for_each_pass(self):
+        source = self.write("in.safetensors", safetensors_file.qkv(20, 2, 8))
+        kernels = ["--kernel", "attend_f32_portable", "--kernel", "attend_backward_f32_reference"]
+        found, _ = self.results(source, "--grad", "ones", *kernels)
+        one, _ = self.results(source, "--grad", "ones", "--kernel", "reference")
+        self.assertEqual(sorted(found), sorted(one))
+        sizes = self.run_json("plan", "--tokens", 20, *kernels)["sizes"]
+        self.assertEqual((sizes["attend"]["kernel"], sizes["attend_backward"]["kernel"]), (kernels[1], kernels[3]))
+        bench = self.run_program("bench", "--tokens", 20, "--repetitions", 1, *kernels).stdout
+        self.assertIn("ranks are threads with ", bench)
+
+    def test_names_that_are_not_utf_8(self):
+        source = os.path.join(os.fsencode(self.folder), b"in\xff.safetensors")
+        safetensors_file.write(source, safetensors_file.qkv(8, 2, 4))
+        result = self.run_program("run", "--input", os.fsdecode(source), "--output", self.path("out"), "--json")
+        self.assertTrue(json.loads(result.stdout)["input"].endswith("/in\ufffd.safetensors"))
+        self.assertTrue(json.loads(self.run_program("inspect", os.fsdecode(source), "--json").stdout)["file"].endswith("\ufffd.safetensors"))
 
     def test_memory_budget_shrinks_buckets_and_keeps_results(self):
         source = self.write("in.safetensors", safetensors_file.qkv(600, 2, 16))
@@ -294,6 +328,7 @@ class Report(ProgramTest):
             result = self.run_program(*command, "--help")
             self.assertIn("usage: ringspan", result.stdout)
             self.assertLessEqual(max(len(line) for line in result.stdout.splitlines()), 130, command)
+            self.assertEqual("exit codes" in result.stdout, not command, command)  # of the program, not of a command
         self.assertRegex(self.run_program("--version").stdout, r"^ringspan \d+\.\d+\.\d+$")
         self.assertIn("usage: ringspan COMMAND", call().stderr)
 

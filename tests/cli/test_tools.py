@@ -127,9 +127,15 @@ class Tune(ProgramTest):
         for command in (self.tiny, ("plan", "--tokens", 64)):
             error = self.run_program(*command, env=environment, code=2).stderr
             self.assertIn(f"tune file {broken}: is not JSON; remove it and run `ringspan tune`, or set RINGSPAN_TUNE_FILE=", error)
+        for name, make in (("pipe", os.mkfifo), ("folder", os.mkdir)):
+            make(self.path(name))
+            environment["RINGSPAN_TUNE_FILE"] = self.path(name)
+            for command in (self.tiny, ("plan", "--tokens", 64)):
+                error = self.run_program(*command, env=environment, code=2).stderr
+                self.assertIn(f"tune file {self.path(name)}: is not a regular file; name one, or set RINGSPAN_TUNE_FILE=", error)
         environment["RINGSPAN_TUNE_FILE"] = os.path.join(broken, "tune.json")
         self.assertIn("cannot be written", self.run_program(*self.tiny, env=environment, code=6).stderr)
-        self.assertIn("must be queries x keys, such as 96x256", self.run_program("plan", "--tokens", 9, "--tile", "96", code=2).stderr)
+        self.assertIn("must be queries x keys, each in [1, 1048576], such as 96x256", self.run_program("plan", "--tokens", 9, "--tile", "96", code=2).stderr)
         error = self.run_program("plan", "--tokens", 9, "--kernel", "portable", "--backward-tile", "33x48", code=2).stderr
         self.assertIn("the queries of a tile (33) must be 0 or a multiple of 6 from 30 to 510", error)
 
@@ -159,8 +165,9 @@ class Capabilities(ProgramTest):
 class Tools(ProgramTest):
     def test_selftest(self):
         report = self.run_json("selftest", "--ranks", 3)
-        self.assertEqual([r["transport"] for r in report], ["processes", "threads"])
-        for result in report:
+        self.assertEqual(report["version"], 1)
+        self.assertEqual([r["transport"] for r in report["transports"]], ["processes", "threads"])
+        for result in report["transports"]:
             self.assertTrue(result["passed"])
             self.assertEqual([pair["ranks"] for pair in result["pairs"]], [[0, 1], [0, 2], [1, 2]])
             for pair in result["pairs"]:
@@ -218,6 +225,17 @@ class Tools(ProgramTest):
             self.assertEqual(self.run_json("doctor")["machine"]["usable"], 1)
         finally:
             os.sched_setaffinity(0, before)
+
+    def test_every_json_is_one_object_with_a_version(self):
+        source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
+        small = ["--tokens", 64, "--head-dim", 8]
+        for command in (
+            ["run", "--input", source, "--output", self.path("out")], ["verify", "nq=4 h=1 d=4"], ["verify", "--random", 1],
+            ["bench", *small, "--repetitions", 1], ["capabilities"], ["selftest", "--ranks", 2], ["inspect", source], ["doctor"],
+            ["tune", "--quick", *small, "--dtype", "f32", "--kernel", "reference", "--dry-run"],
+        ):  # fmt: skip
+            self.assertEqual(self.run_json(*command)["version"], 1, command)
+        self.assertEqual(self.run_json("plan", *small)["schema"], 1)
 
     def test_the_program_runs_from_anywhere(self):
         self.run_program("capabilities", cwd=os.sep)

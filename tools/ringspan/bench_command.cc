@@ -208,12 +208,12 @@ int print(const BenchOptions& options, const Plan& plan, const BenchResult& resu
                                       {"flops", result.flops},
                                       {"speed_up", speed_up},
                                       {"efficiency", speed_up / problem.ranks}};
-    fmt::print("{}\n", json.dump(2));
+    fmt::print("{}\n", json_text(json));
     return good ? kOk : kVerificationFailed;
   }
   fmt::print("{:<12}{}\n", "problem", io::print_problem(problem));
-  fmt::print("{:<12}{}, {} threads each, {}\n", "plan", to_string(plan.strategy()), plan.options().threads,
-             options.processes ? "processes" : "threads");
+  fmt::print("{:<12}{}, ranks are {} with {} each\n", "plan", to_string(plan.strategy()),
+             options.processes ? "processes" : "threads", counted(plan.options().threads, "thread"));
   fmt::print("{:<12}{}", "verified", to_text(result.verification));
   if (!good) return kVerificationFailed;
   const auto row = [&](const std::string& name, const Samples& s) {
@@ -223,7 +223,7 @@ int print(const BenchOptions& options, const Plan& plan, const BenchResult& resu
   };
   fmt::print("\n{:<12}{:>12}{:>12}{:>12}{:>16}\n", fmt::format("median of {}", options.repetitions), "forward", "backward",
              "both", "speed");
-  row(fmt::format("{} ranks", problem.ranks), result.ranks);
+  row(counted(problem.ranks, "rank"), result.ranks);
   row("1 rank", result.one);
   fmt::print("{:<12}{:.2f} times one rank, efficiency {}\n", "speed-up", speed_up, percent_text(speed_up / problem.ranks));
   return kOk;

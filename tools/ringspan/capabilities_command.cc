@@ -14,6 +14,7 @@
 #include "capability_table.h"
 #include "command.h"
 #include "kernels/attend.h"
+#include "text.h"
 
 namespace ringspan::cli {
 namespace {
@@ -135,7 +136,7 @@ int print_json(const std::vector<Cell>& cells) {
   }
   for (const auto& kernel : kernels::attend_kernels()) json["kernels"]["attend"].push_back(kernel.name);
   for (const auto& kernel : kernels::attend_backward_kernels()) json["kernels"]["attend_backward"].push_back(kernel.name);
-  fmt::print("{}\n", json.dump(1));
+  fmt::print("{}\n", json_text(json));
   return kOk;
 }
 

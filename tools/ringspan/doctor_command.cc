@@ -133,7 +133,7 @@ nlohmann::ordered_json or_null(const std::optional<T>& value) {
 
 int print_json(const Diagnosis& diagnosis) {
   const Machine& machine = diagnosis.machine;
-  nlohmann::ordered_json json{{"version", program_version()}};
+  nlohmann::ordered_json json{{"version", 1}, {"library", program_version()}};
   json["machine"] = {{"processor", machine.processor},
                      {"architecture", machine.architecture},
                      {"system", machine.system},
@@ -160,7 +160,7 @@ int print_json(const Diagnosis& diagnosis) {
   }
   json["devices"] = diagnosis.devices;
   json["advice"] = diagnosis.advice;
-  fmt::print("{}\n", json.dump(1, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  fmt::print("{}\n", json_text(json));
   return kOk;
 }
 

@@ -10,4 +10,14 @@ class FileError : public Error {
   using Error::Error;
 };
 
+// io knows files only, and so throws plain errors.
+template <typename Action>
+auto as_file_error(Action action) {
+  try {
+    return action();
+  } catch (const Error& error) {
+    throw FileError(error.what());
+  }
+}
+
 }  // namespace ringspan::cli

@@ -59,7 +59,7 @@ GradientSpec parse_gradient(const std::string& text) {
     spec.kind = GradientSpec::Kind::ones;
   } else if (text.starts_with(kRandom)) {
     spec.kind = GradientSpec::Kind::random;
-    spec.seed = static_cast<std::uint64_t>(parse_integer("--grad random:SEED", text.substr(kRandom.size())));
+    spec.seed = parse_seed("--grad random:SEED", text.substr(kRandom.size()));
   } else if (text.empty() || text == "random") {
     throw InvalidArgument("--grad (" + text + ") must be a file, random:SEED or ones");
   } else {

@@ -38,7 +38,7 @@ std::optional<Documents> documents_of(const io::SafetensorsReader& reader, const
 }
 
 int print_json(const io::SafetensorsReader& reader) {
-  nlohmann::ordered_json json{{"file", reader.path()}, {"metadata", reader.metadata()}};
+  nlohmann::ordered_json json{{"version", 1}, {"file", reader.path()}, {"metadata", reader.metadata()}};
   json["tensors"] = nlohmann::ordered_json::array();
   for (const io::TensorInfo& info : reader.tensors()) {
     json["tensors"].push_back({{"name", info.name}, {"dtype", info.dtype}, {"shape", info.shape}, {"bytes", info.bytes}});
@@ -52,14 +52,8 @@ int print_json(const io::SafetensorsReader& reader) {
                                    {"longest", documents->longest}});
     }
   }
-  fmt::print("{}\n", json.dump(2, ' ', false, nlohmann::ordered_json::error_handler_t::replace));
+  fmt::print("{}\n", json_text(json));
   return kOk;
-}
-
-// Control characters of a hostile file must not reach the terminal.
-std::string printable(std::string text) {
-  std::replace_if(text.begin(), text.end(), [](char c) { return static_cast<unsigned char>(c) < 0x20 || c == 0x7f; }, '?');
-  return text;
 }
 
 int print_text(const io::SafetensorsReader& reader) {
@@ -69,7 +63,8 @@ int print_text(const io::SafetensorsReader& reader) {
     bytes += info.bytes;
     width = std::max(width, std::min<std::size_t>(info.name.size(), 40));
   }
-  fmt::print("{}: {} tensors, {}\n\n", reader.path(), reader.tensors().size(), bytes_text(static_cast<double>(bytes)));
+  fmt::print("{}: {}, {}\n\n", printable(reader.path()), counted(std::ssize(reader.tensors()), "tensor"),
+             bytes_text(static_cast<double>(bytes)));
   fmt::print("  {:<{}}  {:<6}{:>12}  {}\n", "name", width, "dtype", "size", "shape");
   for (const io::TensorInfo& info : reader.tensors()) {
     fmt::print("  {:<{}}  {:<6}{:>12}  ({})\n", printable(info.name), width, info.dtype,
@@ -78,9 +73,9 @@ int print_text(const io::SafetensorsReader& reader) {
   for (const io::TensorInfo& info : reader.tensors()) {
     const auto documents = documents_of(reader, info);
     if (!documents) continue;
-    fmt::print("\n{}: {} documents of {} to {} tokens (median {}), {} in all\n", documents->name, count_text(documents->count),
-               count_text(documents->shortest), count_text(documents->longest), count_text(documents->median),
-               count_text(documents->tokens));
+    fmt::print("\n{}: {} of {} to {} tokens (median {}), {} in all\n", printable(documents->name),
+               counted(documents->count, "document"), count_text(documents->shortest), count_text(documents->longest),
+               count_text(documents->median), count_text(documents->tokens));
   }
   if (!reader.metadata().empty()) fmt::print("\nmetadata\n");
   for (const auto& [key, value] : reader.metadata()) fmt::print("  {}: {}\n", printable(key), printable(value));

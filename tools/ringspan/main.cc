@@ -2,7 +2,6 @@
 #include <fmt/format.h>
 
 #include <CLI/CLI.hpp>
-#include <algorithm>
 #include <cerrno>
 #include <csignal>
 #include <cstdio>
@@ -18,6 +17,7 @@
 #include "ringspan/error.h"
 #include "ringspan/version.h"
 #include "suggest.h"
+#include "text.h"
 #include "watch.h"
 
 namespace ringspan::cli {
@@ -47,13 +47,7 @@ exit codes
 
 `ringspan COMMAND --help` explains a command; docs/cli.md has the grammar of patterns.)";
 
-// What a hostile file or argument says must not control the terminal.
-void print_error(std::string message) {
-  std::replace_if(
-      message.begin(), message.end(), [](char c) { return (static_cast<unsigned char>(c) < 0x20 && c != '\n') || c == 0x7f; },
-      '?');
-  fmt::print(stderr, "ringspan: error: {}\n", message);
-}
+void print_error(const std::string& message) { fmt::print(stderr, "ringspan: error: {}\n", printable(message, '\n')); }
 
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
@@ -63,12 +57,13 @@ std::vector<std::string> option_names(const CLI::App& app) {
   return names;
 }
 
-// What was typed and is not known; CLI11 gives "The following argument was not expected: a b" only as text.
+// What was typed and is not known, empty where there is nothing; CLI11 names it only where nothing else is wrong.
 std::string unexpected(const CLI::App& app, const CLI::App* command) {
-  std::vector<std::string> rest = command != nullptr ? command->remaining() : app.remaining();
-  if (rest.empty()) rest = app.remaining();
-  const std::string first = rest.empty() ? "" : rest.front();
-  if (command == nullptr) {
+  const bool before = command == nullptr || command->remaining().empty();  // in front of the command
+  const std::vector<std::string> rest = before ? app.remaining() : command->remaining();
+  if (rest.empty()) return {};
+  const std::string& first = rest.front();
+  if (before) {
     if (first.starts_with("-")) return fmt::format("unknown option {}{}", first, did_you_mean(first, option_names(app)));
     std::vector<std::string> names;
     for (const Command& known : kCommands) names.emplace_back(known.name);
@@ -85,10 +80,12 @@ int parse_failure(CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = chosen.empty() ? nullptr : chosen.front();
   const std::string help = command != nullptr ? fmt::format("ringspan {} --help", command->get_name()) : "ringspan --help";
   std::string message = error.what();
-  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr) {
-    message = unexpected(app, command);
-  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
-    message = message.substr(0, message.find(':')) + " needs a value";
+  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+    const std::string name = message.substr(0, message.find(':'));
+    const CLI::Option* option = command != nullptr ? command->get_option_no_throw(name) : nullptr;
+    message = name + (option != nullptr && option->count() > 1 ? " is given twice" : " needs a value");
+  } else if (const std::string unknown = unexpected(app, command); !unknown.empty()) {
+    message = unknown;
   }
   print_error(message);
   fmt::print(stderr, "see `{}`\n", help);
@@ -135,7 +132,6 @@ int run_guarded(const std::function<int()>& body) {
 int main_body(int argc, char** argv) {
   CLI::App app{"ringspan: exact attention over sequences that no single device can hold", "ringspan"};
   app.set_version_flag("--version", "ringspan " + program_version(), "print the version");
-  app.footer(kFooter);
   app.formatter(make_help_formatter());  // subcommands inherit it
   app.get_help_ptr()->description("this page");
   app.require_subcommand(0, 1);
@@ -145,6 +141,7 @@ int main_body(int argc, char** argv) {
     sub->get_help_ptr()->description("this page");
     bodies.emplace_back(sub, command.setup(*sub));
   }
+  app.footer(kFooter);  // after the commands, which inherit all that is there
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -2,13 +2,13 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
-#include <fstream>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 
 #include "command.h"
-#include "file_error.h"
+#include "files.h"
 #include "problem_options.h"
 #include "qkv_file.h"
 #include "ringspan/draw.h"
@@ -29,10 +29,13 @@ constexpr const char* kFooter = R"(examples
 
 struct PlanCommandOptions {
   ProblemOptions problem;
-  std::string input, layout, draw;
+  std::string input, draw;
+  std::optional<Layout> layout;
   int rank = 0;
   bool json = false, forward_only = false;
 };
+
+constexpr std::string_view kToFile = "svg:";
 
 void draw(const PlanCommandOptions& options) {
   const Problem& problem = options.problem.problem;
@@ -41,26 +44,27 @@ void draw(const PlanCommandOptions& options) {
     return;
   }
   const std::string svg = draw_svg(problem, options.problem.plan);
-  constexpr std::string_view kToFile = "svg:";
-  if (!options.draw.starts_with(kToFile)) {
+  if (options.draw.starts_with(kToFile)) {
+    write_file(options.draw.substr(kToFile.size()), svg);
+  } else {
     fmt::print("{}", svg);
-    return;
   }
-  const std::string path = options.draw.substr(kToFile.size());
-  std::ofstream file(path, std::ios::binary);
-  file << svg;
-  file.close();
-  if (!file) throw FileError(fmt::format("{}: cannot be written", path));
 }
 
-int run(PlanCommandOptions& options) {
+int run(const CLI::App& app, PlanCommandOptions& options) {
   ProblemOptions& problem = options.problem;
+  std::vector<NamedFile> files;
+  if (options.draw.starts_with(kToFile)) files.push_back({"--draw", options.draw.substr(kToFile.size()), true});
+  if (!options.input.empty()) files.push_back({"--input", options.input});
+  check_files(files);
   if (!options.input.empty()) {
-    if (problem.tokens_given) throw InvalidArgument("--tokens and --input exclude each other: the file has the shapes");
-    QkvFile file(options.input);
-    std::optional<Layout> layout;
-    if (!options.layout.empty()) layout = parse_layout(options.layout);
-    file.describe(problem, layout);
+    const auto shapes =
+        app.get_options([](const CLI::Option* option) { return option->get_group() == kShapeGroup && option->count() > 0; });
+    if (!shapes.empty()) {
+      throw InvalidArgument(
+          fmt::format("{} and --input exclude each other: the file has the shapes", shapes.front()->get_name()));
+    }
+    QkvFile(options.input).describe(problem, options.layout);
   } else if (!problem.tokens_given) {
     throw InvalidArgument("plan needs --tokens N or --input FILE");
   }
@@ -81,7 +85,8 @@ int run(PlanCommandOptions& options) {
 Body setup_plan(CLI::App& app) {
   auto options = std::make_shared<PlanCommandOptions>();
   app.footer(kFooter);
-  add_integer(app, "--rank", 0, [options](std::int64_t n) { options->rank = static_cast<int>(n); }, "whose plan (default 0)");
+  CLI::Option* rank = add_integer(
+      app, "--rank", 0, [options](std::int64_t n) { options->rank = static_cast<int>(n); }, "whose plan (default 0)");
   add_parsed(app, "--device", "cpu|cuda", "what the rank computes on, whose memory is booked (default cpu)",
              [options](const std::string& text) { options->problem.plan.device = parse_device_kind(text); });
   app.add_flag("--host-tensors", options->problem.plan.host_tensors,
@@ -95,19 +100,24 @@ Body setup_plan(CLI::App& app) {
                options->problem.plan.cost.host_bytes_per_second = static_cast<std::int64_t>(bytes);
              });
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
-  app.add_flag("--json", options->json, "print JSON");
-  add_parsed(app, "--draw", "text|svg[:FILE]", "draw who attends to whom, for small problems, instead of printing the plan",
-             [options](const std::string& text) {
-               if (text != "text" && text != "svg" && !(text.starts_with("svg:") && text.size() > 4)) {
-                 throw InvalidArgument(fmt::format("--draw ({}) must be text, svg or svg:FILE", text));
-               }
-               options->draw = text;
-             });
-  app.add_option("--input", options->input, "take shapes, dtype and documents from this file")->type_name("FILE");
-  app.add_option("--layout", options->layout, "of the file: bshd or bhsd")->type_name("LAYOUT");
+  CLI::Option* json = app.add_flag("--json", options->json, "print JSON");
+  CLI::Option* draw =
+      add_parsed(app, "--draw", "text|svg[:FILE]", "draw who attends to whom, for small problems, instead of printing the plan",
+                 [options](const std::string& text) {
+                   if (text != "text" && text != "svg" && !(text.starts_with("svg:") && text.size() > 4)) {
+                     throw InvalidArgument(fmt::format("--draw ({}) must be text, svg or svg:FILE", text));
+                   }
+                   options->draw = text;
+                 });
+  draw->excludes(rank)->excludes(json);  // it shows all ranks, and is no JSON
+  CLI::Option* input = app.add_option("--input", options->input, "take shapes, dtype and documents from this file");
+  input->type_name("FILE");
+  add_parsed(app, "--layout", "LAYOUT", "of the file: bshd or bhsd", [options](const std::string& text) {
+    options->layout = parse_layout(text);
+  })->needs(input);
   add_shape_options(app, options->problem);
   add_problem_options(app, options->problem);
-  return [options] { return run(*options); };
+  return [&app, options] { return run(app, *options); };
 }
 
 }  // namespace ringspan::cli

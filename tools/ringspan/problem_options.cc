@@ -9,6 +9,7 @@
 #include <tuple>
 #include <utility>
 
+#include "pattern/validate.h"
 #include "ringspan/error.h"
 #include "ringspan/tuning.h"
 #include "text.h"
@@ -76,14 +77,28 @@ Tile parse_tile(const std::string& option, const std::string& text) {
   if (queries >= 1 && keys >= 1 && queries <= kMost && keys <= kMost) {
     return {static_cast<int>(queries), static_cast<int>(keys)};
   }
-  throw InvalidArgument(fmt::format("{} ({}) must be queries x keys, such as 96x256", option, text));
+  throw InvalidArgument(fmt::format("{} ({}) must be queries x keys, each in [1, {}], such as 96x256", option, text, kMost));
 }
+
+constexpr std::string_view kForwardKernel = "attend_", kBackwardKernel = "attend_backward_";
 
 // attend_backward_... names a kernel of the backward pass, attend_... one of the forward pass, a suffix one of each.
 void set_kernel(PlanOptions& plan, const std::string& name) {
-  const bool backward = name.starts_with("attend_backward_");
-  if (backward || !name.starts_with("attend_")) plan.attend_backward_kernel = name;
-  if (!backward) plan.attend_kernel = name;
+  const bool backward = name.starts_with(kBackwardKernel);
+  const auto set = [&](std::string& kernel, const char* pass) {
+    if (!kernel.empty()) throw InvalidArgument(fmt::format("--kernel {}: the {} pass has --kernel {}", name, pass, kernel));
+    kernel = name;
+  };
+  if (!backward) set(plan.attend_kernel, "forward");
+  if (backward || !name.starts_with(kForwardKernel)) set(plan.attend_backward_kernel, "backward");
+}
+
+// Sizes and kernels of a pass that is not run would be ignored.
+void require_backward(const PlanOptions& plan) {
+  const bool tile = plan.attend_backward_tile != Tile{};
+  if (plan.backward || !(tile || plan.attend_backward_kernel.starts_with(kBackwardKernel))) return;
+  throw InvalidArgument(fmt::format("{} is given, but there is no backward pass",
+                                    tile ? "--backward-tile" : "--kernel " + plan.attend_backward_kernel));
 }
 
 void add_score_options(CLI::App& app, ProblemOptions& options) {
@@ -97,7 +112,7 @@ void add_score_options(CLI::App& app, ProblemOptions& options) {
   real("--softcap", &problem.softcap, "X * tanh(score / X); 0: off");
   real("--dropout", &problem.dropout, "probability with which a pair is dropped");
   add_parsed(app, "--seed", "N", "of dropout", [&problem](const std::string& text) {
-    problem.seed = static_cast<std::uint64_t>(parse_integer("--seed", text));
+    problem.seed = parse_seed("--seed", text);
   })->group(kScoreGroup);
 }
 
@@ -147,9 +162,15 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
 }  // namespace
 
 CLI::Option* add_kernel_option(CLI::App& app, PlanOptions& plan) {
-  return add_parsed(app, "--kernel", "NAME",
-                    "by name, such as reference; may be given for each pass (default: the best for the shape)",
-                    [&plan](const std::string& text) { set_kernel(plan, text); });
+  return app
+      .add_option_function<std::vector<std::string>>(
+          "--kernel",
+          [&plan](const std::vector<std::string>& names) {
+            for (const std::string& name : names) set_kernel(plan, name);
+          },
+          "by name, such as reference; may be given for each pass (default: the best for the shape)")
+      ->type_name("NAME")
+      ->allow_extra_args(false);  // one name each time
 }
 
 CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::string& type, const std::string& help,
@@ -161,7 +182,7 @@ CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t sm
                          const std::string& help) {
   const auto parse = [name, smallest, set = std::move(set)](const std::string& text) {
     const std::int64_t value = parse_integer(name, text);
-    const std::int64_t largest = std::int64_t{1} << (name.starts_with("--tokens") ? 48 : 30);
+    const std::int64_t largest = name.starts_with("--tokens") ? internal::kMaxTokens : std::int64_t{1} << 30;
     if (value < smallest || value > largest) {
       throw InvalidArgument(fmt::format("{} ({}) must be in [{}, {}]", name, value, smallest, largest));
     }
@@ -225,9 +246,8 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
 
 void add_shape_options(CLI::App& app, ProblemOptions& options) {
   Problem& problem = options.problem;
-  constexpr const char* kGroup = "shape";
   const auto integer = [&](const char* name, std::int64_t smallest, std::function<void(std::int64_t)> set, const char* help) {
-    add_integer(app, name, smallest, std::move(set), help)->group(kGroup);
+    add_integer(app, name, smallest, std::move(set), help)->group(kShapeGroup);
   };
   integer(
       "--tokens", 0,
@@ -265,7 +285,7 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
   problem.heads = 8;
   const auto parsed = [&](const char* name, const char* type, const char* help,
                           const std::function<void(const std::string&)>& parse) {
-    add_parsed(app, name, type, help, parse)->group(kGroup);
+    add_parsed(app, name, type, help, parse)->group(kShapeGroup);
   };
   parsed("--dtype", "DTYPE", "float32, bfloat16 or float16 (default float32)",
          [&problem](const std::string& text) { problem.dtype = parse_dtype(text); });
@@ -273,8 +293,8 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
          [&problem](const std::string& text) { problem.cu_seqlens_q = parse_offsets("--cu-seqlens", text); });
   parsed("--cu-seqlens-k", "OFFSETS", "of the keys (default: as --cu-seqlens)",
          [&problem](const std::string& text) { problem.cu_seqlens_k = parse_offsets("--cu-seqlens-k", text); });
-  app.add_flag("--alibi", problem.alibi, "with ALiBi slopes")->group(kGroup);
-  app.add_flag("--sinks", problem.sinks, "with an attention sink per head")->group(kGroup);
+  app.add_flag("--alibi", problem.alibi, "with ALiBi slopes")->group(kShapeGroup);
+  app.add_flag("--sinks", problem.sinks, "with an attention sink per head")->group(kShapeGroup);
 }
 
 void complete(ProblemOptions& options) {
@@ -289,6 +309,7 @@ void complete(ProblemOptions& options) {
     const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
     options.plan.threads = std::max(1, cores / problem.ranks);
   }
+  require_backward(options.plan);
   problem.validate();
   options.plan = with_tuned_sizes(problem, options.plan);
 }

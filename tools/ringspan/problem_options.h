@@ -43,12 +43,13 @@ CLI::Option* add_transport(CLI::App& app, std::function<void(bool processes)> se
 // --deadline SECONDS
 CLI::Option* add_deadline(CLI::App& app, double& seconds);
 
-// --kernel NAME, of both passes or of one
+// --kernel NAME, of both passes or of one; then again of the other
 CLI::Option* add_kernel_option(CLI::App& app, PlanOptions& plan);
 
 // --pattern --ranks --sharding --sharding-k --replicated-q --lengths --lengths-k, --scale --softcap --dropout --seed,
 // --strategy --computing-ranks --bucket --memory --cost --threads --kernel --tile --backward-tile
 void add_problem_options(CLI::App& app, ProblemOptions& options);
+inline constexpr const char* kShapeGroup = "shape";  // of the options of add_shape_options
 // --tokens --tokens-k --batch --heads --kv-heads --head-dim --head-dim-v --dtype --cu-seqlens --cu-seqlens-k
 // --alibi --sinks
 void add_shape_options(CLI::App& app, ProblemOptions& options);

@@ -29,11 +29,7 @@ std::optional<DType> dtype_of(std::string_view name) {
 }
 
 const io::TensorInfo& required(const io::SafetensorsReader& reader, const std::string& name) {
-  try {
-    return reader.at(name);
-  } catch (const Error& error) {
-    throw FileError(error.what());
-  }
+  return *as_file_error([&] { return &reader.at(name); });
 }
 
 int small(const std::string& path, const char* name, std::int64_t value) {
@@ -54,11 +50,7 @@ void refuse_pages(const io::SafetensorsReader& reader) {
 }  // namespace
 
 io::SafetensorsReader open_safetensors(const std::string& path) {
-  try {
-    return io::SafetensorsReader(path);
-  } catch (const Error& error) {
-    throw FileError(error.what());
-  }
+  return as_file_error([&] { return io::SafetensorsReader(path); });
 }
 
 std::string_view file_dtype(DType dtype) {
@@ -110,11 +102,13 @@ std::optional<Layout> QkvFile::stated_layout(const io::SafetensorsReader& reader
   if (said == reader.metadata().end()) return std::nullopt;
   if (said->second == "batch,tokens,heads,head_dim" || said->second == "bshd") return Layout::bshd;
   if (said->second == "batch,heads,tokens,head_dim" || said->second == "bhsd") return Layout::bhsd;
-  return std::nullopt;
+  fail(reader.path(),
+       "the layout of its metadata ({}) must be bshd (batch,tokens,heads,head_dim) or bhsd (batch,heads,tokens,head_dim)",
+       said->second);
 }
 
 void QkvFile::describe(ProblemOptions& options, std::optional<Layout> asked) {
-  layout_ = asked.value_or(stated_layout(reader_).value_or(Layout::bshd));
+  layout_ = asked ? *asked : stated_layout(reader_).value_or(Layout::bshd);
   refuse_pages(reader_);
   inputs_.q = tensor(reader_, "q");
   inputs_.k = tensor(reader_, "k");

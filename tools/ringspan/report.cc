@@ -23,12 +23,12 @@ double waiting_share(const RankReport& rank) {
   return seconds > 0 ? (rank.forward_waiting + rank.backward_waiting) / seconds : 0.0;
 }
 
-std::string line(const char* name, const std::string& value) { return fmt::format("{:<12}{}\n", name, value); }
+std::string line(const char* name, const std::string& value) { return fmt::format("{:<12}{}\n", name, printable(value)); }
 
 std::string shape_text(const Problem& p) {
   std::string text = fmt::format("{} x {} tokens", p.batch, count_text(p.tokens_q));
   if (p.tokens_k != p.tokens_q) text += fmt::format(" ({} keys)", count_text(p.tokens_k));
-  text += fmt::format(", {} heads", p.heads);
+  text += fmt::format(", {}", counted(p.heads, "head"));
   if (p.kv_heads != p.heads) text += fmt::format(" ({} of k, v)", p.kv_heads);
   text += fmt::format(" x {}", p.head_dim);
   if (p.head_dim_v != p.head_dim) text += fmt::format(" (v: {})", p.head_dim_v);
@@ -38,15 +38,14 @@ std::string shape_text(const Problem& p) {
 std::string plan_text(const RunReport& report) {
   const Plan& plan = report.plan;
   const Problem& problem = plan.problem();
-  std::string text = fmt::format("{}{}, {} rank{} ({}), {} sharding", to_string(plan.strategy()),
-                                 report.chosen ? " (the cheapest by the model)" : "", problem.ranks,
-                                 problem.ranks == 1 ? "" : "s", report.transport, problem.sharding_q.to_string());
+  std::string text =
+      fmt::format("{}{}, {} ({}), {} sharding", to_string(plan.strategy()), report.chosen ? " (the cheapest by the model)" : "",
+                  counted(problem.ranks, "rank"), report.transport, problem.sharding_q.to_string());
   if (!(problem.sharding_k == problem.sharding_q)) text += fmt::format(" (keys: {})", problem.sharding_k.to_string());
   if (problem.replicated_q) text += ", queries on every rank";
-  if (plan.bucket_rows() > 0) text += fmt::format(", buckets of {} rows", count_text(plan.bucket_rows()));
-  const unsigned cores = std::thread::hardware_concurrency();
-  return text + fmt::format(", {} thread{} each on {} core{}", plan.options().threads, plan.options().threads == 1 ? "" : "s",
-                            cores, cores == 1 ? "" : "s");
+  if (plan.bucket_rows() > 0) text += fmt::format(", buckets of {}", counted(plan.bucket_rows(), "row"));
+  return text + fmt::format(", {} each on {}", counted(plan.options().threads, "thread"),
+                            counted(std::thread::hardware_concurrency(), "core"));
 }
 
 // Columns: rank 0, 1, ... or smallest and largest; rows: components of memory.
@@ -206,10 +205,9 @@ std::string to_text(const RunReport& report) {
   text += time_text(report);
   if (report.compared && report.world.seconds > 0) {
     const double speed_up = report.compared->seconds / report.world.seconds;
-    text +=
-        line("compared", fmt::format("{} on {} rank{}: speed-up {:.2f}, efficiency {}", seconds_text(report.compared->seconds),
-                                     report.compared_ranks, report.compared_ranks == 1 ? "" : "s", speed_up,
-                                     percent_text(speed_up * report.compared_ranks / problem.ranks)));
+    text += line("compared", fmt::format("{} on {}: speed-up {:.2f}, efficiency {}", seconds_text(report.compared->seconds),
+                                         counted(report.compared_ranks, "rank"), speed_up,
+                                         percent_text(speed_up * report.compared_ranks / problem.ranks)));
   }
   text += memory_text(report);
   if (report.sequential) {
@@ -265,7 +263,7 @@ std::string to_json(const RunReport& report) {
     json["rejected"].push_back(
         Json{{"candidate", rejected.candidate}, {"reason", rejected.reason}, {"nanoseconds", rejected.nanoseconds}});
   }
-  return json.dump(2);
+  return json_text(json);
 }
 
 }  // namespace ringspan::cli

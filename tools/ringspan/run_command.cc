@@ -1,13 +1,8 @@
 // ringspan run: attention on the q, k, v of a file.
 #include <fmt/format.h>
-#include <unistd.h>
 
 #include <CLI/App.hpp>
-#include <cerrno>
-#include <cstdio>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <memory>
 #include <optional>
 #include <string>
@@ -16,6 +11,7 @@
 
 #include "command.h"
 #include "file_error.h"
+#include "files.h"
 #include "io/problem_line.h"
 #include "problem_options.h"
 #include "qkv_file.h"
@@ -45,7 +41,8 @@ examples
 
 struct RunOptions {
   ProblemOptions problem;
-  std::string input, output, gradient, layout, json;
+  std::string input, output, gradient, json;
+  std::optional<Layout> layout;
   bool json_wanted = false, verify = false, sequential = false;
   std::string transport;  // empty: not given
   int compare = 0;
@@ -91,13 +88,6 @@ Outputs outputs_of(const io::SafetensorsReader& reader) {
   return {data("o"), data("lse"), data("dq"), data("dk"), data("dv"), data("dsinks")};
 }
 
-void write_text(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::binary);
-  file << text << '\n';
-  file.close();
-  if (!file) throw FileError(fmt::format("{}: cannot be written", path));
-}
-
 class Run {
  public:
   explicit Run(RunOptions& options) : options_(options), file_(options.input) {}
@@ -108,13 +98,13 @@ class Run {
     std::unique_ptr<io::SafetensorsWriter> writer = make_writer();
     remove_when_killed(writer->temporary_path());
     FileTarget target(*writer);
-    RunReport report = execute(target);
+    RunReport report = execute(target, std::filesystem::path(writer->temporary_path()).parent_path().string());
     if (options_.compare > 0) compare(report);
     if (options_.verify) verify(report, *writer);
     const bool good = !report.verification || report.verification->passed;
     throw_if_interrupted();
     if (good) {
-      finish(*writer);
+      as_file_error([&] { writer->finish(); });
       report.output = options_.output;
     } else {
       report.notes.push_back("verification failed: no output was written");
@@ -130,29 +120,20 @@ class Run {
 
   void prepare() {
     const GradientSpec gradient = options_.gradient.empty() ? GradientSpec{} : parse_gradient(options_.gradient);
+    std::vector<NamedFile> files{{"--input", options_.input}, {"--output", options_.output, true}};
+    if (gradient.kind == GradientSpec::Kind::file) files.push_back({"--grad", gradient.file});
+    if (!options_.json.empty()) files.push_back({"--json", options_.json, true});
+    check_files(files);
     options_.problem.plan.backward = gradient.wanted();
-    std::optional<Layout> layout;
-    if (!options_.layout.empty()) layout = parse_layout(options_.layout);
-    file_.describe(options_.problem, layout);
+    file_.describe(options_.problem, options_.layout);
     complete(options_.problem);
     file_.inputs().gradient = gradient;
     if (gradient.kind == GradientSpec::Kind::file) file_.attach_gradient(gradient.file, problem());
     if (options_.sequential && !options_.transport.empty()) {
       throw InvalidArgument("--sequential and --transport exclude each other: there is one rank at a time");
     }
-    check_json_file();
-    std::error_code ignored;
-    if (std::filesystem::equivalent(options_.input, options_.output, ignored)) {
-      throw InvalidArgument(fmt::format("--output ({}) must not be the input", options_.output));
-    }
-  }
-
-  // Better now than after hours.
-  void check_json_file() const {
-    if (options_.json.empty()) return;
-    const std::string folder = std::filesystem::path(options_.json).parent_path().string();
-    if (::access(folder.empty() ? "." : folder.c_str(), W_OK) != 0) {
-      throw FileError(fmt::format("{}: cannot be written: {}", options_.json, std::strerror(errno)));
+    if (options_.sequential && options_.compare > 0) {
+      throw InvalidArgument("--sequential and --compare exclude each other: ranks that take turns are not faster");
     }
   }
 
@@ -161,23 +142,12 @@ class Run {
         {"problem", io::print_problem(problem())},
         {"layout", file_.layout() == Layout::bshd ? "batch,tokens,heads,head_dim" : "batch,heads,tokens,head_dim"},
         {"writer", "ringspan " + program_version()}};
-    try {
-      const std::vector<io::TensorSpec> specs = output_tensors(problem(), file_.layout(), plan_options().backward);
-      return std::make_unique<io::SafetensorsWriter>(options_.output, specs, metadata);
-    } catch (const Error& error) {
-      throw FileError(error.what());
-    }
+    const std::vector<io::TensorSpec> specs = output_tensors(problem(), file_.layout(), plan_options().backward);
+    return as_file_error([&] { return std::make_unique<io::SafetensorsWriter>(options_.output, specs, metadata); });
   }
 
-  static void finish(io::SafetensorsWriter& writer) {
-    try {
-      writer.finish();
-    } catch (const Error& error) {
-      throw FileError(error.what());
-    }
-  }
-
-  RunReport execute(Target& target) {
+  // `folder`: where the output will be, with room for what ranks that take turns add up.
+  RunReport execute(Target& target, const std::string& folder) {
     RunReport report(make_plan(problem(), plan_options(), 0));
     // What rank 0 chose is what every rank runs: automatic decides once.
     PlanOptions resolved = report.plan.options();
@@ -194,9 +164,8 @@ class Run {
     world.show_progress = true;
     world.execute.deadline = Communicator::Seconds(options_.deadline);
     if (options_.sequential) {
-      const std::filesystem::path directory = std::filesystem::path(options_.output).parent_path();
-      report.sequential = run_sequentially(problem(), resolved, file_.inputs(), file_.layout(), world,
-                                           directory.empty() ? "." : directory.string(), target);
+      report.sequential =
+          run_sequentially(problem(), resolved, file_.inputs(), file_.layout(), world, folder.empty() ? "." : folder, target);
       report.world = report.sequential->world;
     } else {
       report.world = run_world(problem(), resolved, file_.inputs(), file_.layout(), world, &target);
@@ -246,7 +215,7 @@ class Run {
       return;
     }
     fmt::print("{}", to_text(report));
-    if (options_.json_wanted) write_text(options_.json, to_json(report));
+    if (options_.json_wanted) write_file(options_.json, to_json(report) + "\n");
   }
 
   RunOptions& options_;
@@ -263,9 +232,9 @@ Body setup_run(CLI::App& app) {
   app.add_option("--grad", options->gradient,
                  "run the backward pass too: gradient of o from a file (d_out, and dlse if it is there), random:SEED or ones")
       ->type_name("FILE|random:SEED|ones");
-  app.add_option("--layout", options->layout,
-                 "bshd (batch, tokens, heads, head_dim) or bhsd (default: what the file's metadata says, else bshd)")
-      ->type_name("LAYOUT");
+  add_parsed(app, "--layout", "LAYOUT",
+             "bshd (batch, tokens, heads, head_dim) or bhsd (default: what the file's metadata says, else bshd)",
+             [options](const std::string& text) { options->layout = parse_layout(text); });
   add_transport(app, [options](bool processes) { options->transport = processes ? "processes" : "threads"; });
   app.add_flag("--sequential", options->sequential,
                "one rank after the other, in the memory of one (needs --strategy exchange)");

@@ -215,17 +215,17 @@ Body setup_selftest(CLI::App& app) {
   add_deadline(app, options->deadline);
   app.add_flag("--json", options->json, "print JSON");
   return [options] {
-    nlohmann::ordered_json json = nlohmann::ordered_json::array();
+    nlohmann::ordered_json json{{"version", 1}, {"transports", nlohmann::ordered_json::array()}};
     for (const char* transport : {"processes", "threads"}) {
       if (options->transport != "all" && options->transport != transport) continue;
       const Result result = test_transport(transport, options->ranks, Communicator::Seconds(options->deadline));
       if (options->json) {
-        json.push_back(json_of(result, options->ranks));
+        json["transports"].push_back(json_of(result, options->ranks));
       } else {
         print_text(result, options->ranks);
       }
     }
-    if (options->json) fmt::print("{}\n", json.dump(2));
+    if (options->json) fmt::print("{}\n", json_text(json));
     return kOk;
   };
 }

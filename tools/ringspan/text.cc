@@ -53,6 +53,13 @@ std::int64_t parse_integer(std::string_view option, std::string_view text) {
   return value;
 }
 
+std::uint64_t parse_seed(std::string_view option, std::string_view text) {
+  std::uint64_t value = 0;
+  if (!parse_whole(text, value))
+    throw InvalidArgument(fmt::format("{} ({}) must be a whole number in [0, 2^64)", option, text));
+  return value;
+}
+
 double parse_real(std::string_view option, std::string_view text) {
   double value = 0;
   if (!parse_whole(text, value) || !std::isfinite(value))
@@ -99,7 +106,7 @@ std::string bytes_text(double bytes) {
 }
 
 std::string seconds_text(double seconds) {
-  if (seconds >= 120) return fmt::format("{:.0f} min {:02.0f} s", std::floor(seconds / 60), std::fmod(seconds, 60));
+  if (seconds >= 120) return fmt::format("{} min {:02} s", std::llround(seconds) / 60, std::llround(seconds) % 60);
   if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
   if (seconds >= 1e-3) return fmt::format("{:.3g} ms", seconds * 1e3);
   return fmt::format("{:.3g} us", seconds * 1e6);
@@ -127,5 +134,18 @@ std::string rate_text(double per_second, std::string_view unit) {
 }
 
 std::string percent_text(double share) { return fmt::format("{:.1f} %", 100 * share); }
+
+std::string counted(std::int64_t count, std::string_view thing) {
+  return fmt::format("{} {}{}", count_text(count), thing, count == 1 ? "" : "s");
+}
+
+std::string printable(std::string text, char kept) {
+  for (std::size_t i = 0; i < text.size(); ++i) {
+    const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0xff; };
+    if (byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0) text[i] = text[i + 1] = '?';  // U+0080 to U+009f
+    if ((byte(i) < 0x20 && text[i] != kept) || byte(i) == 0x7f) text[i] = '?';
+  }
+  return text;
+}
 
 }  // namespace ringspan::cli

@@ -311,7 +311,7 @@ class Tuner {
                             {"quick", options_.quick},
                             {"file", options_.dry_run ? ordered_json() : ordered_json(file_)},
                             {"combinations", std::move(list)}};
-    fmt::print("{}\n", json.dump(1, ' ', false, ordered_json::error_handler_t::replace));
+    fmt::print("{}\n", json_text(json));
   }
 
   const TuneOptions& options_;

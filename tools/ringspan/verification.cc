@@ -199,9 +199,10 @@ Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout
 
 std::string to_text(const Verification& verification) {
   std::string text = verification.passed ? "agrees with float64" : "DISAGREES with float64";
-  text += verification.sampled ? fmt::format(" on {} query rows and {} key rows, with all that they depend on",
-                                             verification.query_rows, verification.key_rows)
-                               : " on every element";
+  text += verification.sampled
+              ? fmt::format(" on {} and {}, with all that they depend on", counted(verification.query_rows, "query row"),
+                            counted(verification.key_rows, "key row"))
+              : " on every element";
   text += fmt::format(" ({})\n", seconds_text(verification.seconds));
   text += fmt::format("  {:<20}{:>12}{:>12}{:>12}\n", "", "elements", "max error", "naive has");
   for (const oracle::Comparison& c : verification.comparisons) {

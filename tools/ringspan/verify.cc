@@ -89,7 +89,7 @@ int verify_given(const VerifyOptions& options) {
     }
   }
   if (options.json) {
-    fmt::print("{}\n", nlohmann::ordered_json{{"version", 1}, {"passed", passed}, {"problems", std::move(results)}}.dump(2));
+    fmt::print("{}\n", json_text(nlohmann::ordered_json{{"version", 1}, {"passed", passed}, {"problems", std::move(results)}}));
   }
   return passed ? kOk : kVerificationFailed;
 }
@@ -145,16 +145,15 @@ class RandomRun {
     if (options_.json) {
       nlohmann::ordered_json drawn;
       for (const auto& count : tally_.counts()) drawn[count.choice][count.value] = count.count;
-      fmt::print("{}\n", nlohmann::ordered_json{{"version", 1},
-                                                {"passed", passed},
-                                                {"problems", options_.random},
-                                                {"failed", failed_},
-                                                {"seed", options_.seed},
-                                                {"seconds", seconds},
-                                                {"drawn", drawn},
-                                                {"missing", missing},
-                                                {"failures", failures_}}
-                             .dump(2));
+      fmt::print("{}\n", json_text(nlohmann::ordered_json{{"version", 1},
+                                                          {"passed", passed},
+                                                          {"problems", options_.random},
+                                                          {"failed", failed_},
+                                                          {"seed", options_.seed},
+                                                          {"seconds", seconds},
+                                                          {"drawn", drawn},
+                                                          {"missing", missing},
+                                                          {"failures", failures_}}));
       return passed ? kOk : kVerificationFailed;
     }
     fmt::print("drawn\n");
@@ -197,12 +196,14 @@ examples
   ringspan verify "nq=300 h=4 d=32 dtype=bfloat16 pattern=dilated:64x1,128x2@longnet&causal p=3" --transport processes
   ringspan verify --random 500 --seed 1)");
   app.add_option("problem", options->lines, "problems, each one line of words")->type_name("\"WORDS\"");
-  add_integer(app, "--random", 1, [options](std::int64_t n) { options->random = n; }, "draw so many problems");
+  CLI::Option* random =
+      add_integer(app, "--random", 1, [options](std::int64_t n) { options->random = n; }, "draw so many problems");
+  add_parsed(app, "--seed", "N", "of the random problems (default 1)", [options](const std::string& text) {
+    options->seed = parse_seed("--seed", text);
+  })->needs(random);
   add_integer(
-      app, "--seed", 0, [options](std::int64_t n) { options->seed = static_cast<std::uint64_t>(n); },
-      "of the random problems (default 1)");
-  add_integer(
-      app, "--first", 0, [options](std::int64_t n) { options->first = n; }, "number of the first random problem (default 0)");
+      app, "--first", 0, [options](std::int64_t n) { options->first = n; }, "number of the first random problem (default 0)")
+      ->needs(random);
   add_transport(app, [options](bool processes) { options->setting.processes = processes; });
   add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB",
              [options](const std::string& text) {
@@ -210,7 +211,7 @@ examples
                if (options->setting.memory_budget == 0) throw InvalidArgument("--memory (0) must be positive");
              });
   add_deadline(app, options->setting.deadline);
-  app.add_flag("--verbose", options->verbose, "print every random problem");
+  app.add_flag("--verbose", options->verbose, "print every random problem")->needs(random);
   app.add_flag("--json", options->json, "print JSON");
   return [options] { return run(*options); };
 }
