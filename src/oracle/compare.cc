@@ -12,6 +12,8 @@
 namespace ringspan::oracle {
 namespace {
 
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
 double largest(DType dtype) {
   switch (dtype) {
     case DType::float32:
@@ -36,8 +38,8 @@ double naive_error(std::span<const double> exact, std::span<const double> naive)
 
 // How far an element is from what it should be; infinite where no tolerance may forgive it.
 double error_of(double exact, double actual, DType dtype) {
-  if (std::isnan(exact) || std::isnan(actual)) return std::numeric_limits<double>::infinity();
-  if (std::isinf(exact)) return exact == actual ? 0.0 : std::numeric_limits<double>::infinity();
+  if (exact == actual || (std::isnan(exact) && std::isnan(actual))) return 0.0;
+  if (std::isnan(exact) || std::isnan(actual) || std::isinf(exact)) return kInfinity;
   const bool overflows = std::abs(exact) > largest(dtype) * (1.0 - unit_roundoff(dtype));
   if (std::isinf(actual) && overflows && (actual > 0) == (exact > 0)) return 0.0;
   return std::abs(exact - actual);
@@ -56,16 +58,17 @@ Comparison compare(std::string name, const Tensor& exact, const Tensor& naive, s
   for (std::size_t row = 0; row < exact.floors.size(); ++row) {
     const std::span<const double> expected(&exact.values[row * width], width);
     const double naive_row = naive_error(expected, {&naive.values[row * width], width});
+    const double floor = std::isnan(exact.floors[row]) ? 0.0 : exact.floors[row];  // NaN in the row says nothing about the rest
     result.max_naive_error = std::max(result.max_naive_error, naive_row);
     for (std::size_t c = 0; c < width; ++c) {
       const double value = actual[row * width + c];
       const double error = error_of(expected[c], value, dtype);
       const double rounding = std::isfinite(expected[c]) ? 1.01 * unit_roundoff(dtype) * std::abs(expected[c]) : 0.0;
-      const double tolerance = 2.0 * naive_row + exact.floors[row] + rounding;
+      const double tolerance = 2.0 * naive_row + floor + rounding;
       const bool passed = error <= tolerance && std::isfinite(error);
       if (!passed) ++result.failures;
       result.max_error = std::max(result.max_error, error);
-      const double ratio = error / tolerance;
+      const double ratio = error == 0.0 || error == kInfinity ? error : error / tolerance;  // never NaN, as 0 / 0 would be
       if (ratio <= worst_ratio) continue;
       worst_ratio = ratio;
       result.worst = static_cast<std::int64_t>(row * width + c);

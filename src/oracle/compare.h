@@ -2,8 +2,9 @@
 //
 // An element passes when its error against float64 is at most
 //     2 x the largest error of the naive same-dtype computation in its row + the floor of its row + half a step of its dtype.
-// Judging row by row keeps a row of many small probabilities from hiding behind one of few large ones. No NaN ever passes; an
-// infinity passes where the exact value is that infinity or too large for the dtype. Pure; thread safe.
+// Judging row by row keeps a row of many small probabilities from hiding behind one of few large ones. NaN passes where float64
+// gives NaN too, and nothing else passes there; an infinity passes where the exact value is that infinity or too large for the
+// dtype. Pure; thread safe.
 #pragma once
 
 #include <cstdint>

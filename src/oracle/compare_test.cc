@@ -39,14 +39,29 @@ TEST(Compare, OneRoundingToTheDtypeIsForgiven) {
   EXPECT_FALSE(compare("o", exact, exact, std::vector<double>{1.0, 1.0}, DType::float32).passed);
 }
 
-TEST(Compare, NoNaNEverPasses) {
+TEST(Compare, NaNPassesWhereTheExactValueIsNaN) {
   const Tensor exact = tensor({1, 1}, 1e300);
   EXPECT_FALSE(compare("o", exact, exact, std::vector<double>{1, kNaN}, DType::float32).passed);
-  const Tensor bad = tensor({1, kNaN}, kInfinity);
-  EXPECT_FALSE(compare("o", bad, bad, std::vector<double>{1, kNaN}, DType::float32).passed);
+  for (const double floor : {0.0, kInfinity, kNaN}) {
+    const Tensor bad = tensor({1, kNaN}, floor);
+    EXPECT_TRUE(compare("o", bad, bad, std::vector<double>{1, kNaN}, DType::float32).passed) << floor;
+    EXPECT_FALSE(compare("o", bad, bad, std::vector<double>{1, 1}, DType::float32).passed) << floor;
+    EXPECT_FALSE(compare("o", bad, bad, std::vector<double>{kNaN, kNaN}, DType::float32).passed) << floor;
+  }
+  EXPECT_FALSE(compare("o", tensor({1, kNaN}, kNaN), exact, std::vector<double>{1.1, kNaN}, DType::float32).passed);
   const Tensor naive = tensor({1, kNaN}, 0);
   EXPECT_FALSE(compare("o", exact, naive, std::vector<double>{kNaN, 1}, DType::float32).passed);
   EXPECT_TRUE(compare("o", tensor({1, 1}, 0.1), naive, std::vector<double>{1, 1.05}, DType::float32).passed);
+}
+
+TEST(Compare, TheWorstElementIsOneThatFails) {
+  const Tensor exact = tensor({0, 0, 1, 1}, 0.5);
+  const Comparison found = compare("o", exact, exact, std::vector<double>{0.25, kNaN, 1, 1.25}, DType::float32);
+  EXPECT_EQ(found.failures, 1);
+  EXPECT_EQ(found.worst, 1);
+  const Tensor sharp = tensor({0, 0, 1, 1}, kInfinity);
+  EXPECT_EQ(compare("o", sharp, sharp, std::vector<double>{0, kInfinity, 1, 2}, DType::float32).worst, 1);
+  EXPECT_EQ(compare("o", tensor({0, 0}, 0), tensor({0, 0}, 0), std::vector<double>{0, 0.5}, DType::float32).worst, 1);
 }
 
 TEST(Compare, InfinitiesMustBeTheSame) {

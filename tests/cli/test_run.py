@@ -184,6 +184,14 @@ class Run(ProgramTest):
         self.run_program(*arguments)  # unasked, what was computed is written
         self.assertIn("out.safetensors", os.listdir(self.folder))
 
+    def test_nan_agrees_with_nan(self):
+        tensors = safetensors_file.qkv(6, 1, 4)
+        values = safetensors_file.decode(tensors["v"][2])
+        tensors["v"] = ("F32", [1, 6, 1, 4], safetensors_file.encode([float("nan"), *values[1:]]))
+        out, _ = self.results(self.write("in.safetensors", tensors))
+        nans = [math.isnan(value) for value in safetensors_file.decode(out["o"][2])]
+        self.assertEqual(nans, [True, False, False, False] * 6)
+
     def test_an_output_that_is_a_link_stays_one(self):
         source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
         os.mkdir(self.path("deep"))
