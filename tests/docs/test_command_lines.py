@@ -1,4 +1,4 @@
-"""Every command line of the program in README.md, the guides and the pages for beginners runs as it stands there."""
+"""Every command line of the program in README.md, the guides and the pages for beginners runs as it stands there; what plan draws is up to date."""
 
 import os
 import pathlib
@@ -29,6 +29,17 @@ class CommandLines(unittest.TestCase):
                     arguments = [PROGRAM, *shlex.split(line)[1:]]
                     done = subprocess.run(arguments, cwd=folder, capture_output=True, text=True, timeout=500, check=False)
                     self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_drawings_are_those_of_their_commands(self):
+        def drawn(command):
+            return subprocess.run([PROGRAM, *shlex.split(command)[1:]], capture_output=True, text=True, timeout=500, check=True).stdout
+
+        mission = (ROOT / "docs/mission.md").read_text(encoding="utf-8")
+        (command,) = re.findall(r"`(ringspan plan [^`]* --draw svg)`", mission)
+        self.assertEqual((ROOT / "docs/pictures/dilated.svg").read_text(encoding="utf-8"), drawn(command))
+        plan = (ROOT / "docs/plan.md").read_text(encoding="utf-8")
+        ((command, text),) = re.findall(r"^    \$ (ringspan plan .* --draw text)\n((?:    .*\n)+)", plan, re.MULTILINE)
+        self.assertEqual(re.sub("^    ", "", text, flags=re.MULTILINE), drawn(command))
 
 
 if __name__ == "__main__":
