@@ -8,6 +8,7 @@
 #include <system_error>
 
 #include "base/check.h"
+#include "exec/check_program.h"
 #include "exec/choose_fused.h"
 #include "exec/handshake.h"
 #include "plan/fuse.h"
@@ -31,9 +32,6 @@ void check_fit(const PlanData& plan, const Communicator& communicator, const Exe
         fmt::format("the communicator is rank {}'s, but the plan was made for rank {}", communicator.rank(), plan.rank));
   }
   check_deadline(options.deadline);
-  if (plan.options.threads > PlanOptions::kMaxThreads) {
-    throw InvalidArgument(fmt::format("threads ({}) must be at most {}", plan.options.threads, PlanOptions::kMaxThreads));
-  }
 }
 
 ThreadPool make_pool(int threads) {

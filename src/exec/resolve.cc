@@ -1,9 +1,6 @@
 #include "exec/resolve.h"
 
-#include <algorithm>
 #include <numeric>
-
-#include "base/check.h"
 
 namespace ringspan::internal {
 namespace {
@@ -43,9 +40,16 @@ Located locate(const Memory& memory, std::int64_t batch_first, const Progression
   return located;
 }
 
-// The kv heads that the query heads read: as a progression where they are one, otherwise a progression that covers them and
-// divides all their distances, so that it fits into every store that holds them.
-Progression kv_heads_of(const Progression& heads, int group) {
+kernels::Rows rows_of(const Located& located) {
+  return {located.data, located.batch_stride, located.row_stride, located.head_stride};
+}
+kernels::KeyRows key_rows_of(const Located& located) {
+  return {located.data, located.batch_stride, located.row_stride, located.head_stride};
+}
+
+}  // namespace
+
+Progression covering_kv_heads(const Progression& heads, int group) {
   const std::int64_t first = heads.first / group;
   const std::int64_t last = heads.last() / group;
   if (first == last) return {first, 1, 1};
@@ -58,15 +62,6 @@ Progression kv_heads_of(const Progression& heads, int group) {
   }
   return {first, stride, (last - first) / stride + 1};
 }
-
-kernels::Rows rows_of(const Located& located) {
-  return {located.data, located.batch_stride, located.row_stride, located.head_stride};
-}
-kernels::KeyRows key_rows_of(const Located& located) {
-  return {located.data, located.batch_stride, located.row_stride, located.head_stride};
-}
-
-}  // namespace
 
 int operand_count(LaunchKind kind) {
   switch (kind) {
@@ -111,7 +106,7 @@ kernels::RowTask resolve_row(const Memory& memory, LaunchKind kind, const RowIte
 
 kernels::AttendTask resolve_attend(const Memory& memory, LaunchKind kind, const AttendItem& item) {
   const Slice& slice = item.slice;
-  const Progression kv = kv_heads_of(slice.heads, memory.group);
+  const Progression kv = covering_kv_heads(slice.heads, memory.group);
   const auto query = [&](int operand) {
     return rows_of(locate(memory, slice.batch_first, slice.heads, item.operands[operand]));
   };
@@ -169,166 +164,5 @@ FusedTask resolve_fused(const Memory& memory, LaunchKind kind, const AttendItem&
   return {resolve_attend(memory, kind, item),
           rows_of(locate(memory, item.slice.batch_first, item.slice.heads, item.operands[kOut]))};
 }
-
-namespace {
-
-// Checks one program; the members are what every item needs.
-class Checker {
- public:
-  Checker(const PlanData& plan, const Program& program) : plan_(plan), program_(program) {}
-
-  void check() const {
-    for (const Region& region : program_.regions) {
-      RINGSPAN_CHECK(region.offset >= 0 && region.bytes >= 0 && region.offset % 64 == 0);
-      RINGSPAN_CHECK(region.offset + region.bytes <= program_.arena_bytes);
-    }
-    for (const Stage& stage : program_.stages) {
-      for (const Launch& launch : stage.before) check(launch);
-      for (const Launch& launch : stage.copies) check_copies(launch);
-      for (const Round& round : stage.rounds) check(round);
-      for (const Launch& launch : stage.compute) check(launch);
-      if (!plan_.options.host_tensors) continue;
-      for (const auto* launches : {&stage.before, &stage.compute}) {
-        for (const Launch& launch : *launches) check_on_device(launch);
-      }
-    }
-  }
-
- private:
-  void check(const Round& round) const {
-    for (const Transfer& transfer : round.transfers) {
-      RINGSPAN_CHECK(transfer.peer >= 0 && transfer.peer < plan_.problem.ranks && transfer.peer != plan_.rank);
-      RINGSPAN_CHECK(transfer.bytes > 0 && transfer.offset >= 0 && transfer.offset + transfer.bytes <= program_.arena_bytes);
-    }
-  }
-
-  // Kernels do not reach the caller's tensors on the host.
-  void check_on_device(const Launch& launch) const {
-    const auto is_there = [&](const RowRef& ref) { return ref.view < 0 || view_of(ref).in_arena; };
-    const bool attend = is_attention(launch.kind);
-    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-      const auto at = static_cast<std::size_t>(index);
-      RINGSPAN_CHECK(attend ? std::all_of(std::begin(program_.attend_items[at].operands),
-                                          std::end(program_.attend_items[at].operands), is_there)
-                            : std::all_of(std::begin(program_.row_items[at].operands),
-                                          std::end(program_.row_items[at].operands), is_there));
-    }
-  }
-
-  // One side is the caller's on the host, the other in the arena.
-  void check_copies(const Launch& launch) const {
-    check(launch);
-    RINGSPAN_CHECK(plan_.options.host_tensors && launch.kind == LaunchKind::copy);
-    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-      const RowItem& item = program_.row_items[static_cast<std::size_t>(index)];
-      const View& source = view_of(item.operands[0]);
-      const View& target = view_of(item.operands[1]);
-      RINGSPAN_CHECK(source.in_arena != target.in_arena && source.dtype == target.dtype);
-    }
-  }
-
-  void check(const Launch& launch) const {
-    const bool attend = is_attention(launch.kind);
-    if (launch.kind == LaunchKind::sum_sinks) return;
-    const std::size_t items = attend ? program_.attend_items.size() : program_.row_items.size();
-    RINGSPAN_CHECK(launch.first >= 0 && launch.count >= 0 && launch.first + launch.count <= static_cast<std::int64_t>(items));
-    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-      attend ? check(launch.kind, program_.attend_items[static_cast<std::size_t>(index)])
-             : check(launch, program_.row_items[static_cast<std::size_t>(index)]);
-    }
-  }
-
-  void check(const Launch& launch, const RowItem& item) const {
-    RINGSPAN_CHECK(item.batch_count > 0 && item.rows > 0 && !item.heads.empty());
-    for (int index = 0; index < operand_count(launch.kind); ++index) {
-      const RowRef& ref = item.operands[index];
-      const bool optional =
-          (launch.kind == LaunchKind::finalize && index == 5) || (launch.kind == LaunchKind::delta && index == 3);
-      if (ref.view < 0 && optional) continue;
-      const View& view = view_of(ref);
-      RINGSPAN_CHECK(view.width == width_of(launch, index));
-      check_span(view, item.batch_first, item.batch_count, item.heads, ref, item.rows);
-    }
-  }
-
-  // Elements per row of an operand: the launch's, or one per row.
-  static int width_of(const Launch& launch, int operand) {
-    switch (launch.kind) {
-      case LaunchKind::merge:
-        return operand == 0 || operand == 4 ? launch.width : 1;
-      case LaunchKind::merge_states:
-        return operand == 2 || operand == 5 ? launch.width : 1;
-      case LaunchKind::finalize:
-        return operand == 2 || operand == 3 || operand == 5 ? launch.width : 1;
-      case LaunchKind::delta:
-        return operand < 2 ? launch.width : 1;
-      case LaunchKind::sink_gradient:
-        return 1;
-      default:
-        return launch.width;
-    }
-  }
-
-  void check(LaunchKind kind, const AttendItem& item) const {
-    const Slice& slice = item.slice;
-    RINGSPAN_CHECK(slice.batch_count > 0 && !slice.heads.empty() && !slice.q.empty() && !slice.k.empty());
-    const Progression kv = kv_heads_of(slice.heads, plan_.problem.group());
-    const bool finishes = kind == LaunchKind::attend && item.operands[kResult].view >= 0;
-    for (int index = 0; index < operand_count(kind) + (finishes ? 3 : 0); ++index) {
-      const bool is_state = index == kM || index == kL || index == kAcc;
-      if (finishes && (index == kResult32 || is_state) && item.operands[index].view < 0) continue;
-      if (index >= kDq && item.operands[index].view < 0 && plan_.options.host_tensors) continue;  // dq, or dk and dv, only
-      if (kind == LaunchKind::fused && (index == kDOut || index >= kDq)) continue;
-      const bool forward = kind == LaunchKind::attend;
-      const bool key = index == kK || index == kV || (!forward && (index == kDk || index == kDv));
-      const View& view = view_of(item.operands[index]);
-      const bool fused = is_fused(kind);
-      const bool value = index == kV || (forward ? index == kAcc || index == kResult || index == kResult32
-                                                 : index == kDv || index == kDOut || (fused && index == kOut));
-      const bool per_row =
-          forward ? index == kM || index == kL || index == kResultLse : index == kLse || (!fused && index == kDelta);
-      const bool written = !forward && (index == kDq ? item.writes_dq : index >= kDk && item.writes_dk_dv);
-      const bool storage = index <= kV || written || (fused ? index != kLse : index == (forward ? kResult : kDOut));
-      RINGSPAN_CHECK(view.dtype == (storage ? plan_.problem.dtype : DType::float32));
-      RINGSPAN_CHECK(view.width == (per_row ? 1 : value ? plan_.problem.head_dim_v : plan_.problem.head_dim));
-      check_span(view, slice.batch_first, slice.batch_count, key ? kv : slice.heads, item.operands[index],
-                 key ? slice.k.count : slice.q.count);
-    }
-  }
-
-  const View& view_of(const RowRef& ref) const {
-    RINGSPAN_CHECK(ref.view >= 0 && ref.view < static_cast<std::int64_t>(program_.views.size()));
-    return program_.views[static_cast<std::size_t>(ref.view)];
-  }
-
-  // The rows lie inside the caller's tensor, or inside the arena.
-  void check_span(const View& view, std::int64_t batch_first, std::int64_t batch_count, const Progression& heads,
-                  const RowRef& ref, std::int64_t rows) const {
-    RINGSPAN_CHECK(view.heads.stride > 0 && view.heads.contains(heads.first) && view.heads.contains(heads.last()));
-    RINGSPAN_CHECK(heads.count == 1 || heads.stride % view.heads.stride == 0);
-    const std::int64_t last_row = ref.row + (rows - 1) * ref.step;
-    const std::int64_t last_batch = batch_first + batch_count - 1 - view.batch_first;
-    RINGSPAN_CHECK(batch_first >= view.batch_first && std::min(ref.row, last_row) >= 0);
-    if (!view.in_arena) {
-      RINGSPAN_CHECK(static_cast<int>(view.kind) < kCallerTensors);
-      const TensorShape shape = shape_of(plan_, view.kind);
-      RINGSPAN_CHECK(view.dtype == shape.dtype && view.width == shape.width && view.batch_first == 0);
-      RINGSPAN_CHECK(std::max(ref.row, last_row) < shape.rows && last_batch < shape.batch);
-      RINGSPAN_CHECK(view.heads == (Progression{0, 1, shape.heads}));
-      return;
-    }
-    const std::int64_t last_head = (heads.last() - view.heads.first) / view.heads.stride;
-    const std::int64_t last = last_batch * view.batch_stride + std::max(ref.row, last_row) * view.row_stride +
-                              last_head * view.head_stride + view.width;
-    RINGSPAN_CHECK(view.offset >= 0 && view.offset + last * size_of(view.dtype) <= program_.arena_bytes);
-  }
-
-  const PlanData& plan_;
-  const Program& program_;
-};
-
-}  // namespace
-
-void check_program(const PlanData& plan, const Program& program) { Checker(plan, program).check(); }
 
 }  // namespace ringspan::internal
