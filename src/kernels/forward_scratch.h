@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "base/arithmetic.h"
 #include "kernels/attend_tiled.h"
 #include "kernels/carver.h"
 #include "kernels/key_split.h"
@@ -30,7 +31,7 @@ struct ForwardScratch {
     Carver carver(base);
     dims = tile_dims(shape, ops.forward_sizes);
     bytes_of = ops.forward_bytes(dims);
-    acc_stride = round_up(shape.head_dim_v, ops.width);
+    acc_stride = internal::round_up<std::int64_t>(shape.head_dim_v, ops.width);
     factor_stride = dims.tile.keys + kScorePad;
     const std::int64_t rows = dims.tile.queries;
     run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / (bytes_of.keys + bytes_of.values), 1, kMaxRunTiles));

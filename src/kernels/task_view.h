@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <span>
 
+#include "base/arithmetic.h"
 #include "kernels/attend.h"
 
 namespace ringspan::kernels {
@@ -20,12 +21,7 @@ struct IndexRange {
   constexpr std::int64_t size() const { return end - begin; }
 };
 
-constexpr std::int64_t floor_div(std::int64_t a, std::int64_t b) {  // b > 0
-  const std::int64_t quotient = a / b;
-  return quotient - (a % b < 0 ? 1 : 0);
-}
-
-constexpr std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
+using internal::ceil_div;
 
 // Indices c in [0, count) with low <= first + c * step <= high.
 constexpr IndexRange indices_between(std::int64_t first, std::int64_t step, std::int64_t count, std::int64_t low,

@@ -40,8 +40,8 @@ struct AheadRows {
 };
 struct Ahead {
   AheadRows rows[4];  // keys, values, queries, accumulators, in any order
-  int burst;          // lines per step of packing, which has less to do than products
-  int step;           // lines beside a block of products of pairs
+  int burst = 0;      // lines per step of packing, which has less to do than products
+  int step = 0;       // lines beside a block of products of pairs
 };
 
 // Rows of the storage type: row r is at data + index[r] * stride elements (index == nullptr: r).
@@ -137,9 +137,5 @@ extern const TileOps kTileAmx;         // every type
 extern const TileOps kTileNeon;
 extern const TileOps kTileSve256;
 #endif
-
-constexpr std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
-  return (value + multiple - 1) / multiple * multiple;
-}
 
 }  // namespace ringspan::kernels

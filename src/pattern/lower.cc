@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "pattern/arithmetic.h"
+#include "base/arithmetic.h"
 
 namespace ringspan {
 namespace {

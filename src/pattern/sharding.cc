@@ -8,8 +8,8 @@
 #include <tuple>
 #include <utility>
 
+#include "base/arithmetic.h"
 #include "base/int128.h"
-#include "pattern/arithmetic.h"
 #include "pattern/slice.h"
 #include "ringspan/error.h"
 

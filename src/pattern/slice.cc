@@ -6,7 +6,7 @@
 #include <numeric>
 #include <utility>
 
-#include "pattern/arithmetic.h"
+#include "base/arithmetic.h"
 
 namespace ringspan {
 namespace {

@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/arithmetic.h"
 #include "base/check.h"
 
 namespace ringspan::internal {
 namespace {
 
 constexpr std::int64_t kAlignment = 64;
-std::int64_t align(std::int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
 // True for (batch, head, row) scalars.
 bool is_statistic(TensorKind kind) {
@@ -253,7 +253,7 @@ Program ProgramBuilder::finish() {
     for (Region& region : program_.regions) {
       if ((region.component == Component::saved) != saved) continue;
       region.offset = offset;
-      offset += align(region.bytes);
+      offset += round_up(region.bytes, kAlignment);
     }
   }
   program_.arena_bytes = offset;

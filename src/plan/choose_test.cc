@@ -238,7 +238,9 @@ TEST(Options, AreChecked) {
                              o.computing_ranks = 2;
                            })),
             "computing_ranks (2) is for strategy local only, not ring");
-  EXPECT_EQ(argument_error(p, with([](O& o) { o.threads = 0; })), "threads (0) must be at least 1");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.threads = 0; })), "threads (0) must be in [1, 4096]");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.partials = Partials{9}; })), "partials (9) must be float32 or storage");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.device = DeviceKind{9}; })), "device (9) must be cpu or cuda");
   EXPECT_EQ(argument_error(p, with([](O& o) { o.cost = {0, 1, 1}; })),
             "cost (0,1,1) must be flops/s >= 1, bytes/s >= 1, nanoseconds >= 0");
   EXPECT_EQ(argument_error(p, with([](O& o) {

@@ -5,6 +5,7 @@
 #include <limits>
 #include <utility>
 
+#include "base/arithmetic.h"
 #include "plan/device_memory.h"
 
 namespace ringspan::internal {
@@ -140,7 +141,7 @@ std::int64_t peak_bytes_of_any(const PlanData& data) {
        {std::pair{&data.forward, most.forward_scratch}, {&data.backward, most.backward_scratch}}) {
     const bool has_own = !program->regions.empty() && program->regions.back().component == Component::scratch;  // it comes last
     const std::int64_t steps = has_own ? program->regions.back().offset : program->arena_bytes;
-    const std::int64_t others = program->attend_items.empty() ? 0 : (scratch + 63) / 64 * 64;
+    const std::int64_t others = program->attend_items.empty() ? 0 : round_up<std::int64_t>(scratch, 64);
     arena = std::max(arena, steps + std::max({program->arena_bytes - steps, others, lists}));
   }
   return caller_bytes(data, data.has_backward ? Pass::backward : Pass::forward) + arena;

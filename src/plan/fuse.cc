@@ -7,11 +7,10 @@
 #include <limits>
 #include <vector>
 
+#include "base/arithmetic.h"
+
 namespace ringspan::internal {
 namespace {
-
-std::int64_t floor_div(std::int64_t a, std::int64_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0) ? 1 : 0); }
-std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return -floor_div(-a, b); }
 
 Progression part(const Progression& p, std::int64_t first, std::int64_t count) { return {p.at(first), p.stride, count}; }
 

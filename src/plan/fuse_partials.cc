@@ -5,6 +5,7 @@
 #include <limits>
 #include <vector>
 
+#include "base/arithmetic.h"
 #include "plan/fuse.h"
 
 namespace ringspan::internal {
@@ -12,7 +13,6 @@ namespace {
 
 constexpr std::int64_t kRegionAlignment = 256;
 constexpr std::int64_t kViewAlignment = 64;
-std::int64_t align(std::int64_t bytes, std::int64_t to) { return (bytes + to - 1) / to * to; }
 
 std::string problem_refusal(const PlanData& data, Pass pass) {
   const Problem& p = data.problem;
@@ -48,7 +48,7 @@ class PartialsWriter {
   PartialsWriter(const PlanData& data, Pass pass)
       : data_(data), backward_(pass == Pass::backward), source_(backward_ ? data.backward : data.forward), program_(source_) {
     program_.attend_items.clear();
-    begin_ = align(program_.arena_bytes, kRegionAlignment);
+    begin_ = round_up(program_.arena_bytes, kRegionAlignment);
     if (!backward_) return;
     View o;  // the caller's, from which a call computes delta
     o.kind = TensorKind::o;
@@ -77,7 +77,7 @@ class PartialsWriter {
       }
     }
     program_.regions.push_back({"partials", Component::staging, begin_, bytes_});
-    program_.arena_bytes = begin_ + align(bytes_, kViewAlignment);
+    program_.arena_bytes = begin_ + round_up(bytes_, kViewAlignment);
     return {};
   }
 
@@ -223,7 +223,7 @@ class PartialsWriter {
     view.batch_stride = rows * heads.count * width;
     view.batch_first = slice.batch_first;
     view.heads = {heads.first, std::max<std::int64_t>(heads.stride, 1), heads.count};
-    used_ = align(used_ + slice.batch_count * view.batch_stride * size_of(view.dtype), kViewAlignment);
+    used_ = round_up(used_ + slice.batch_count * view.batch_stride * size_of(view.dtype), kViewAlignment);
     bytes_ = std::max(bytes_, used_);
     return {add_view(view), 0, 1};
   }

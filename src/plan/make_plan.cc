@@ -34,7 +34,15 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
   if (options.computing_ranks != 0 && options.strategy == Strategy::automatic) {
     throw InvalidArgument(fmt::format("computing_ranks ({}) is for strategy local only, not auto", options.computing_ranks));
   }
-  if (options.threads < 1) throw InvalidArgument(fmt::format("threads ({}) must be at least 1", options.threads));
+  if (options.threads < 1 || options.threads > PlanOptions::kMaxThreads) {
+    throw InvalidArgument(fmt::format("threads ({}) must be in [1, {}]", options.threads, PlanOptions::kMaxThreads));
+  }
+  if (options.partials != Partials::float32 && options.partials != Partials::storage) {
+    throw InvalidArgument(fmt::format("partials ({}) must be float32 or storage", static_cast<int>(options.partials)));
+  }
+  if (options.device != DeviceKind::cpu && options.device != DeviceKind::cuda) {
+    throw InvalidArgument(fmt::format("device ({}) must be cpu or cuda", static_cast<int>(options.device)));
+  }
   for (const auto& [name, tile] :
        {std::pair{"attend_tile", options.attend_tile}, {"attend_backward_tile", options.attend_backward_tile}}) {
     if ((tile.queries > 0) == (tile.keys > 0) && tile.queries >= 0 && tile.keys >= 0) continue;

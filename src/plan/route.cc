@@ -5,8 +5,8 @@
 #include <limits>
 #include <utility>
 
+#include "base/arithmetic.h"
 #include "base/check.h"
-#include "pattern/arithmetic.h"
 
 namespace ringspan::internal {
 namespace {

@@ -14,8 +14,8 @@
 #include <algorithm>
 #include <array>
 
+#include "base/arithmetic.h"
 #include "base/check.h"
-#include "pattern/arithmetic.h"
 #include "plan/pass.h"
 #include "plan/route.h"
 

@@ -157,7 +157,7 @@ TEST(AttentionErrors, ThreadsBeyondAnyMachine) {
     Case test = make_case(2);
     if (communicator.rank() == 1) test.options.threads = 1'000'000'000;
     expect_throw<InvalidArgument>([&] { Attention(test.problem, test.options, communicator); },
-                                  "threads (1000000000) must be at most 4096");
+                                  "threads (1000000000) must be in [1, 4096]");
   });
 }
 

@@ -1,9 +1,5 @@
-// Integer helpers of the pattern layer: division that rounds one way whatever the sign. Pure, constexpr.
+// Division of integers that rounds one way whatever the sign. Pure, constexpr.
 #pragma once
-
-#include <cstdint>
-
-#include "base/int128.h"
 
 namespace ringspan::internal {
 
@@ -16,6 +12,12 @@ constexpr Int floor_div(Int a, Int b) {
 template <typename Int>
 constexpr Int ceil_div(Int a, Int b) {
   return a / b + (a % b > 0 ? 1 : 0);
+}
+
+// The next multiple, a >= 0.
+template <typename Int>
+constexpr Int round_up(Int a, Int multiple) {
+  return ceil_div(a, multiple) * multiple;
 }
 
 // In [0, m).
