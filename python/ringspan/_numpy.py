@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from . import _core
-from ._pattern import combined, window_pair
+from . import _check, _core
+from ._pattern import pattern_of
 from ._plan import make_options, make_problem
 from ._sharding import Sharding, canonical
 from ._threads import num_threads
@@ -17,6 +17,8 @@ def _bshd(array, name, layout):
     """(batch, tokens, heads, dim), a view."""
     if not isinstance(array, np.ndarray):
         raise InvalidArgument(f"{name} ({type(array).__name__}) must be a numpy.ndarray; for torch tensors use ringspan.torch.attention")
+    if isinstance(array, np.ma.MaskedArray):
+        raise Unsupported(f"{name} is a masked array, and its mask would be lost; pass {name}.data, with a pattern that leaves the tokens out")
     if array.dtype.name not in _DTYPES:
         raise Unsupported(f"{name}.dtype ({array.dtype.name}) is not supported; float32, float16 and bfloat16 are")
     if array.ndim != (3 if layout == "thd" else 4):
@@ -25,6 +27,8 @@ def _bshd(array, name, layout):
         array = array[None]
     elif layout == "bhsd":
         array = array.swapaxes(1, 2)
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
     step = array.dtype.itemsize
     if (array.shape[3] > 1 and array.strides[3] != step) or any(stride % step for stride in array.strides):
         array = np.ascontiguousarray(array)
@@ -40,12 +44,12 @@ def _statistics(array):  # (batch, heads, tokens)
     return (array.ctypes.data, array.strides[0] // 4, array.strides[2] // 4, array.strides[1] // 4)
 
 
-def _vector(values, name, heads):
+def _vector(values, name, shapes):
     if values is None:
         return None
     values = np.ascontiguousarray(values, dtype=np.float32)
-    if values.shape[-1:] != (heads,):
-        raise InvalidArgument(f"{name} has shape {values.shape}; its last dimension must be the number of heads ({heads})")
+    if values.shape not in shapes:
+        raise InvalidArgument(f"{name} has shape {values.shape}; expected {' or '.join(map(str, shapes))}")
     return values
 
 
@@ -74,23 +78,24 @@ class _Call:
         if self.k.shape[3] != self.q.shape[3]:
             raise InvalidArgument(f"k.head_dim ({self.k.shape[3]}) must equal q.head_dim ({self.q.shape[3]})")
         batch, tokens_q, heads, head_dim = self.q.shape
-        ranks = 1 if ranks is None else ranks
+        ranks = 1 if ranks is None else _check.integer(ranks, "ranks", 1)
         if isinstance(sharding, Sharding):
             if (sharding.tokens, sharding.ranks) != (tokens_q, ranks):
                 raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens_q} over {ranks}")
             sharding = sharding.kind
-        self.alibi, self.sinks = _vector(alibi_slopes, "alibi_slopes", heads), _vector(sinks, "sinks", heads)
-        documents = cu_seqlens is not None
+        self.alibi, self.sinks = _vector(alibi_slopes, "alibi_slopes", ((heads,), (batch, heads))), _vector(sinks, "sinks", ((heads,),))
         problem = make_problem(
             batch=batch, tokens_q=tokens_q, tokens_k=self.k.shape[1], heads=heads, kv_heads=self.k.shape[2], head_dim=head_dim,
             head_dim_v=self.v.shape[3], dtype=_DTYPES[self.q.dtype.name],
-            pattern=combined(str(pattern) if pattern is not None else "", bool(causal), window_pair(window), documents),
-            cu_seqlens_q=[int(x) for x in cu_seqlens] if documents else (),
-            cu_seqlens_k=[int(x) for x in cu_seqlens_k] if cu_seqlens_k is not None else (),
-            scale=scale, softcap=softcap, alibi=self.alibi is not None, sinks=self.sinks is not None, dropout=dropout_p, seed=seed,
+            pattern=pattern_of(pattern, causal, window, cu_seqlens is not None),
+            cu_seqlens_q=_check.integers(cu_seqlens, "cu_seqlens"), cu_seqlens_k=_check.integers(cu_seqlens_k, "cu_seqlens_k"),
+            scale=scale, softcap=softcap, alibi=self.alibi is not None, sinks=self.sinks is not None, dropout=dropout_p,
+            seed=_check.seed(seed, "seed"),
             ranks=ranks, sharding=canonical(sharding) if ranks > 1 else "contiguous",
         )  # fmt: skip
-        options = make_options(strategy=strategy if ranks > 1 else "auto", backward=backward, threads=max(1, num_threads() // ranks))
+        options = make_options(strategy=strategy, backward=backward, threads=max(1, num_threads() // ranks))
+        if ranks == 1:
+            options.strategy = "auto"
         # Both passes have the arrays at hand: o is read as it is, nothing is kept in an arena between them.
         options.keep_o_float32 = False
         self.plans = [_core.make_plan(problem, options, rank) for rank in range(ranks)]

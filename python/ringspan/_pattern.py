@@ -2,6 +2,7 @@
 
 import functools
 
+from ._check import flag, integer, text
 from ._core import Pattern
 from .errors import InvalidArgument
 
@@ -10,15 +11,31 @@ def window_pair(window):
     """(left, right), -1: no bound; None: no window."""
     if window is None:
         return None
-    if isinstance(window, int) and not isinstance(window, bool):
-        raise InvalidArgument(f"window ({window}) must be a pair (left, right); -1 means no bound on that side")
+    expected = "must be a pair (left, right) of integers >= -1; -1 means no bound on that side"
     try:
         left, right = window
     except (TypeError, ValueError):
-        raise InvalidArgument(f"window ({window!r}) must be a pair (left, right); -1 means no bound on that side") from None
-    if not all(isinstance(bound, int) and bound >= -1 for bound in (left, right)):
-        raise InvalidArgument(f"window ({window!r}) must be a pair of integers >= -1; -1 means no bound on that side")
+        raise InvalidArgument(f"window ({window!r}) {expected}") from None
+    try:
+        left, right = integer(left, "left", -1), integer(right, "right", -1)
+    except InvalidArgument:
+        raise InvalidArgument(f"window ({window!r}) {expected}") from None
     return None if (left, right) == (-1, -1) else (left, right)
+
+
+def text_of(pattern):
+    """Of a Pattern or its text; "": none is given."""
+    given = "" if pattern is None else pattern if isinstance(pattern, str) else str(pattern)
+    return text(given, "pattern", "; its terms are joined by '&'")
+
+
+def causal_flag(causal):
+    return flag(causal, "causal", "; pattern='causal@top_left' begins at the upper left corner")
+
+
+def pattern_of(pattern, causal, window, documents):
+    """The Pattern of the arguments as they are given. It is shared: do not change it."""
+    return combined(text_of(pattern), causal_flag(causal), window_pair(window), documents)
 
 
 @functools.lru_cache(maxsize=256)

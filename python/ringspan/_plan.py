@@ -2,12 +2,15 @@
 
 import html
 
-from . import _core
+from . import _check, _core
 from ._core import PlanOptions, Problem
-from ._pattern import combined, window_pair
+from ._pattern import pattern_of
 from ._sharding import Sharding, canonical
 from ._threads import num_threads
 from .errors import InvalidArgument
+
+
+LIBRARIES = ("cudnn", "flash_attn", "flash_attn_3")  # kernels that are not our own
 
 
 def make_problem(
@@ -15,23 +18,22 @@ def make_problem(
     lengths_q=(), lengths_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
     sharding="contiguous", sharding_k=None,
 ):  # fmt: skip
-    """A Problem from checked values."""
+    """A Problem; its pattern and lists are checked values."""
     problem = Problem()
-    problem.batch, problem.tokens_q, problem.tokens_k = batch, tokens_q, tokens_k
-    problem.heads, problem.kv_heads = heads, kv_heads
-    problem.head_dim, problem.head_dim_v = head_dim, head_dim_v
-    problem.dtype = dtype
+    sizes = dict(batch=batch, tokens_q=tokens_q, tokens_k=tokens_k, heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v)
+    for name, value in dict(sizes, ranks=ranks).items():
+        setattr(problem, name, _check.integer(value, name))
+    problem.dtype = str(dtype).removeprefix("torch.")
     problem.pattern = pattern
     problem.cu_seqlens_q, problem.cu_seqlens_k = list(cu_seqlens_q), list(cu_seqlens_k)
     problem.lengths_q, problem.lengths_k = list(lengths_q), list(lengths_k)
     if scale is not None:
         if scale == 0:
             raise InvalidArgument("scale (0) must not be 0; None means 1 / sqrt(head_dim)")
-        problem.scale = scale
-    problem.softcap = softcap
-    problem.alibi, problem.sinks = alibi, sinks
-    problem.dropout, problem.seed = dropout, seed
-    problem.ranks = ranks
+        problem.scale = _check.number(scale, "scale")
+    problem.softcap = _check.number(softcap, "softcap")
+    problem.alibi, problem.sinks = _check.flag(alibi, "alibi"), _check.flag(sinks, "sinks")
+    problem.dropout, problem.seed = _check.number(dropout, "dropout_p"), _check.seed(seed, "seed")
     problem.sharding_q = sharding
     problem.sharding_k = sharding_k if sharding_k is not None else sharding
     return problem
@@ -43,19 +45,18 @@ def make_options(
 ):  # fmt: skip
     """Of a device by the name that attention() knows; its plan needs the kind only. Streamed tensors keep o as it is, on the host."""
     options = PlanOptions()
-    options.strategy = strategy
+    options.strategy = _check.text(strategy, "strategy")
     options.backward = backward
-    options.memory_budget = memory_budget
-    options.bucket_rows = bucket_rows
-    options.threads = threads
-    options.attend_kernel = kernel
-    options.attend_backward_kernel = kernel
+    options.memory_budget = _check.integer(memory_budget, "memory_budget", 0)
+    options.bucket_rows = _check.integer(bucket_rows, "bucket_rows", 0)
+    options.threads = _check.integer(threads, "threads", 1)
+    options.attend_kernel = options.attend_backward_kernel = _check.text(kernel, "kernel")
     options.attend_tile = tile or (0, 0)
     options.attend_backward_tile = backward_tile or (0, 0)
     options.device = "cuda" if device.startswith("cuda") else device
     options.host_tensors = host_tensors
     options.partials = partials
-    options.keep_o_float32 = not host_tensors if keep_o_float32 is None else keep_o_float32
+    options.keep_o_float32 = (not host_tensors and kernel not in LIBRARIES) if keep_o_float32 is None else keep_o_float32
     return options
 
 
@@ -74,44 +75,70 @@ class Plan:
         self._core = core
         self._options = options
 
-    strategy = property(lambda self: self._core.strategy, doc="The strategy that was chosen.")
-    rank = property(lambda self: self._core.rank)
-    bucket_rows = property(lambda self: self._core.bucket_rows, doc="Rows that travel at once; -1: whole chunks.")
-    pairs = property(lambda self: self._core.pairs, doc="(batch, head, query, key) pairs that this rank computes.")
-    rejected = property(lambda self: self._core.rejected, doc="(candidate, reason, modelled nanoseconds) of what was not taken.")
-    fingerprint = property(lambda self: self._core.fingerprint, doc="Equal on all ranks.")
-    arena_bytes = property(lambda self: self._core.arena_bytes(), doc="Scratch memory of this rank.")
+    @property
+    def strategy(self) -> str:
+        """The strategy that was chosen."""
+        return self._core.strategy
 
-    def memory(self, backward=False):
+    @property
+    def rank(self) -> int:
+        return self._core.rank
+
+    @property
+    def bucket_rows(self) -> int:
+        """Rows that travel at once; -1: whole chunks."""
+        return self._core.bucket_rows
+
+    @property
+    def pairs(self) -> int:
+        """(batch, head, query, key) pairs that this rank computes."""
+        return self._core.pairs
+
+    @property
+    def rejected(self) -> list[tuple[str, str, int]]:
+        """(candidate, reason, modelled nanoseconds) of what was not taken."""
+        return self._core.rejected
+
+    @property
+    def fingerprint(self) -> int:
+        """Equal on all ranks."""
+        return self._core.fingerprint
+
+    @property
+    def arena_bytes(self) -> int:
+        """Scratch memory of this rank."""
+        return self._core.arena_bytes()
+
+    def memory(self, backward: bool = False) -> dict[str, int]:
         """Bytes of this rank by component: the caller's tensors and the arena; of a device also what lies beside it, or pinned on the host."""
         lines = {}
         for component, size, _ in self._core.memory(backward):
             lines[component] = lines.get(component, 0) + size
         return lines
 
-    def memory_bytes(self, backward=False):
+    def memory_bytes(self, backward: bool = False) -> int:
         """Where the rank computes: what a memory budget counts."""
         return self._core.memory_bytes(backward)
 
-    def pinned_bytes(self, backward=False):
+    def pinned_bytes(self, backward: bool = False) -> int:
         """In pinned memory of the host, beside a device; in no budget."""
         return self._core.pinned_bytes(backward)
 
-    def host_bytes(self, backward=False):
+    def host_bytes(self, backward: bool = False) -> tuple[int, int]:
         """(to the device, to the host): what is copied of tensors on the host."""
         return self._core.host_bytes(backward)
 
-    def traffic(self, backward=False):
+    def traffic(self, backward: bool = False) -> list[tuple[int, int]]:
         """(sent, received) bytes per peer."""
         return self._core.traffic(backward)
 
-    def flops(self, backward=False):
+    def flops(self, backward: bool = False) -> float:
         return self._core.flops(backward)
 
-    def to_json(self):
+    def to_json(self) -> str:
         return self._core.to_json()
 
-    def svg(self):
+    def svg(self) -> str:
         """Who attends whom, coloured by the rank that computes it. Only for small problems."""
         return _core.draw_svg(self._core.problem, self._options)
 
@@ -142,22 +169,26 @@ def plan(
     tokens: int, *, tokens_k: int | None = None, ranks: int = 1, rank: int = 0, batch: int = 1, heads: int = 1,
     kv_heads: int | None = None, head_dim: int = 64, head_dim_v: int | None = None, dtype: str = "float32",
     pattern: _core.Pattern | str | None = None, causal: bool = False, window: tuple[int, int] | None = None, cu_seqlens=None,
-    cu_seqlens_k=None, softcap: float = 0.0, dropout_p: float = 0.0, alibi: bool = False, sinks: bool = False,
-    sharding: Sharding | str = "zigzag", strategy: str = "auto", backward: bool = True, memory_budget: int = 0,
-    bucket_rows: int = 0, threads: int | None = None, tile: tuple[int, int] | None = None,
-    backward_tile: tuple[int, int] | None = None, device: str = "cpu", host_tensors: bool = False,
+    cu_seqlens_k=None, lengths=None, lengths_k=None, scale: float | None = None, softcap: float = 0.0, dropout_p: float = 0.0,
+    alibi: bool = False, sinks: bool = False, sharding: Sharding | str = "zigzag", strategy: str = "auto", backward: bool = True,
+    memory_budget: int = 0, bucket_rows: int = 0, kernel: str = "", partials: str = "float32", threads: int | None = None,
+    tile: tuple[int, int] | None = None, backward_tile: tuple[int, int] | None = None, device: str = "cpu", host_tensors: bool = False,
 ) -> Plan:  # fmt: skip
     """What `rank` of `ranks` would compute, send and keep; needs no data and works for any size.
 
-    The arguments are those of attention(), with shapes in place of tensors. memory_budget is in bytes per rank (0: unlimited).
+    The arguments are those of attention(), with shapes in place of tensors: alibi and sinks say whether there are any. What decides
+    nothing of a plan is left out, and so is deterministic=False, under which a library's kernel may compute: name it with kernel.
+    backward says whether gradients will be needed. memory_budget is in bytes per rank (0: unlimited).
     device="cuda" books the memory of a GPU; none is needed.
     tile and backward_tile are (queries, keys) of the kernels' tiles (None: as `ringspan tune` measured, else the kernels' own).
     """
+    tokens, ranks = _check.integer(tokens, "tokens", 0), _check.integer(ranks, "ranks", 1)
+    rank = _check.integer(rank, "rank", 0)
     if isinstance(sharding, Sharding):
         if (sharding.tokens, sharding.ranks) != (tokens, ranks):
             raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens} over {ranks}")
         sharding = sharding.kind
-    documents = cu_seqlens is not None
+    lengths, lengths_k = _check.integers(lengths, "lengths"), _check.integers(lengths_k, "lengths_k")
     problem = make_problem(
         batch=batch,
         tokens_q=tokens,
@@ -167,9 +198,12 @@ def plan(
         head_dim=head_dim,
         head_dim_v=head_dim if head_dim_v is None else head_dim_v,
         dtype=dtype,
-        pattern=combined(str(pattern) if pattern is not None else "", bool(causal), window_pair(window), documents),
-        cu_seqlens_q=[int(x) for x in cu_seqlens] if documents else (),
-        cu_seqlens_k=[int(x) for x in cu_seqlens_k] if cu_seqlens_k is not None else (),
+        pattern=pattern_of(pattern, causal, window, cu_seqlens is not None),
+        cu_seqlens_q=_check.integers(cu_seqlens, "cu_seqlens"),
+        cu_seqlens_k=_check.integers(cu_seqlens_k, "cu_seqlens_k"),
+        lengths_q=lengths,
+        lengths_k=lengths_k or lengths,
+        scale=scale,
         softcap=softcap,
         alibi=alibi,
         sinks=sinks,
@@ -178,7 +212,7 @@ def plan(
         sharding=canonical(sharding),
     )
     options = make_options(
-        strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, threads=threads or num_threads(),
-        tile=tile, backward_tile=backward_tile, device=device, host_tensors=host_tensors,
+        strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
+        partials=partials, threads=num_threads() if threads is None else threads, tile=tile, backward_tile=backward_tile, device=device, host_tensors=host_tensors,
     )  # fmt: skip
     return Plan(_core.make_plan(problem, options, rank), options)

@@ -164,6 +164,64 @@ def test_numpy_refuses_by_name():
         ringspan.attention(x, x[..., :4], x)
     with pytest.raises(ringspan.InvalidArgument, match="thd"):
         ringspan.attention(x, x, x, layout="thd")
+    with pytest.raises(ringspan.Unsupported, match="k is a masked array"):
+        ringspan.attention(x, np.ma.masked_array(x, mask=x > 0), x)
+    for ranks in (0, -1):
+        with pytest.raises(ringspan.InvalidArgument, match=f"ranks .{ranks}. must be an integer of at least 1"):
+            ringspan.attention(x, x, x, ranks=ranks)
+    for options, text in (
+        (dict(strategy="rong"), "unknown strategy 'rong'"), (dict(causal="no"), "causal .'no'."), (dict(seed=-1), "seed .-1."),
+        (dict(cu_seqlens=[0, 2.5, 5]), r"cu_seqlens.1. .2.5."), (dict(scale="a"), "scale .'a'. must be a number"),
+    ):  # fmt: skip
+        with pytest.raises(ringspan.InvalidArgument, match=text):
+            ringspan.attention(x, x, x, **options)
+
+
+@pytest.mark.parametrize("name, shape", [("alibi_slopes", (1, 4)), ("alibi_slopes", (7, 4)), ("alibi_slopes", (3, 1, 4)), ("sinks", (3, 4))])
+def test_numpy_vectors_have_the_shape_that_is_read(name, shape):
+    """What is not (heads), or for slopes (batch, heads), would be read beyond its end."""
+    x = np.ones((3, 5, 4, 8), np.float32)
+    with pytest.raises(ringspan.InvalidArgument, match=f"{name} has shape"):
+        ringspan.attention(x, x, x, **{name: np.ones(shape, np.float32)})
+
+
+def test_numpy_slopes_per_item():
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((3, 9, 2, 8)).astype(np.float32)
+    slopes = np.array([[0.1, 0.2], [0.3, 0.4], [0.5, 0.6]])
+    o = ringspan.attention(x, x, x, alibi_slopes=slopes)
+    for b in range(3):
+        assert np.array_equal(o[b : b + 1], ringspan.attention(*[x[b : b + 1]] * 3, alibi_slopes=slopes[b]))
+
+
+def test_numpy_of_another_byte_order():
+    x = np.random.default_rng(0).standard_normal((1, 9, 2, 8)).astype(np.float32)
+    o, lse = ringspan.attention(x, x, x, causal=True, return_lse=True)
+    swapped = x.astype(x.dtype.newbyteorder("S"))
+    assert np.array_equal(ringspan.attention(swapped, x, swapped, causal=True), o)
+    grads = ringspan.attention_backward(np.ones_like(o), x, x, x, o, lse, causal=True)
+    again = ringspan.attention_backward(np.ones_like(o).astype(swapped.dtype), swapped, x, x, o, lse.astype(swapped.dtype), causal=True)
+    assert all(np.array_equal(a, b) for a, b in zip(grads, again))
+
+
+def test_a_plan_takes_the_arguments_of_attention():
+    """By name; those that are left out decide nothing of a plan, or are about tensors."""
+    import inspect
+
+    pytest.importorskip("torch")
+    from ringspan.torch import attention
+
+    left_out = {"q", "k", "v", "alibi_slopes", "layout", "return_lse", "group", "deadline", "dropout_seed", "deterministic", "unknown"}
+    assert set(inspect.signature(attention).parameters) - left_out <= set(inspect.signature(ringspan.plan).parameters)
+    assert ringspan.plan(1e6, ranks=4, head_dim=np.int64(32)).rank == 0
+    shorter = ringspan.plan(100, batch=2, causal=True, lengths=[10, 20], scale=0.5)
+    assert shorter.pairs == 10 * 11 // 2 + 20 * 21 // 2
+    for options, text in (
+        (dict(memory_budget="8GB"), "memory_budget .'8GB'. must be an integer"), (dict(dtype="float64"), "float64"), (dict(ranks=0), "ranks .0."),
+        (dict(rank=1.5), "rank .1.5."), (dict(heads="8"), "heads .'8'. must be an integer"), (dict(alibi=1.0), "alibi .1.0. must be True or False"),
+    ):  # fmt: skip
+        with pytest.raises(ringspan.InvalidArgument, match=text):
+            ringspan.plan(64, **options)
 
 
 def test_threads_are_set():

@@ -1,0 +1,73 @@
+"""Checks of single values for every front: the value as it is used, or InvalidArgument with its name and what was expected."""
+
+import numbers
+import operator
+
+from .errors import InvalidArgument
+
+
+def flag(value, name, hint=""):
+    """True or False. Anything else is a mistake, such as causal="top_left", which is true of itself."""
+    if value is True or value is False:
+        return value
+    if type(value).__module__ == "numpy" and type(value).__name__ in ("bool", "bool_"):
+        return bool(value)
+    raise InvalidArgument(f"{name} ({value!r}) must be True or False{hint}")
+
+
+def integer(value, name, least=None):
+    """An integer; 1e6 is one, True is not."""
+    if isinstance(value, bool):
+        whole = None
+    elif isinstance(value, int):  # first: what torch.compile traces is one
+        whole = value
+    elif isinstance(value, float):
+        whole = int(value) if value.is_integer() else None
+    else:
+        try:
+            whole = operator.index(value)
+        except TypeError:
+            whole = None
+    if whole is None or (least is not None and whole < least):
+        raise InvalidArgument(f"{name} ({value!r}) must be an integer" + ("" if least is None else f" of at least {least}"))
+    return whole
+
+
+def integers(values, name):
+    """A list of integers, of anything that can be gone through; of None none."""
+    if values is None:
+        return []
+    try:
+        values = list(values)
+    except TypeError:
+        raise InvalidArgument(f"{name} ({values!r}) must be a list of integers") from None
+    return [integer(value, f"{name}[{i}]") for i, value in enumerate(values)]
+
+
+def number(value, name):
+    """A float; a NumPy scalar is one, a bool is not."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
+        raise InvalidArgument(f"{name} ({value!r}) must be a number")
+    return float(value)
+
+
+def positive(value, name):
+    value = number(value, name)
+    if not value > 0:  # NaN is not
+        raise InvalidArgument(f"{name} ({value}) must be positive")
+    return value
+
+
+def seed(value, name):
+    """Of dropout: 64 bits."""
+    value = integer(value, name)
+    if not 0 <= value < 2**64:
+        raise InvalidArgument(f"{name} ({value}) must be in [0, 2^64)")
+    return value
+
+
+def text(value, name, hint=""):
+    """A name or pattern; '|' separates the options of a call where they travel as one text."""
+    if not isinstance(value, str) or "|" in value:
+        raise InvalidArgument(f"{name} ({value!r}) must be a text without '|'{hint}")
+    return value
