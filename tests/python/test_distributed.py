@@ -82,6 +82,55 @@ def test_dropout():
     run_ranks(3, _dropout)
 
 
+def _seeds(rank, ranks):
+    """All 64 bits of a seed count, as torch.seed() returns them."""
+    q, k, v, _ = _whole()
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    results = []
+    for seed in (2**64 - 1, 2**63 - 1, torch.seed() if rank == 0 else 2**63):
+        o = rt.attention(*(sharding.shard(t, rank=rank) for t in (q, k, v)), dropout_p=0.3, dropout_seed=seed, group=dist.group.WORLD)
+        results.append(sharding.unshard(o, group=dist.group.WORLD))
+        if rank == 0:
+            assert_close(results[-1], rt.attention(q, k, v, dropout_p=0.3, dropout_seed=seed).double())
+            assert_close(results[-1], rt.attention(q, k, v, dropout_p=0.3, dropout_seed=seed, ranks=2).double())
+    assert not torch.equal(results[0], results[1])
+
+
+def test_seeds_have_64_bits():
+    run_ranks(2, _seeds)
+
+
+def _checkpointed(rank, ranks):
+    """Forward is run again in backward, under another number than at first; a graph that is kept runs backward twice."""
+    from torch.utils.checkpoint import checkpoint
+
+    q, k, v, _ = _whole()
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    local = [sharding.shard(t, rank=rank).requires_grad_() for t in (q, k, v)]
+
+    def layer(q, k, v):
+        return rt.attention(rt.attention(q, k, v, causal=True, group=dist.group.WORLD), k, v, group=dist.group.WORLD)
+
+    expected = torch.autograd.grad(layer(*local).square().sum(), local)
+    for function in (layer, torch.compile(layer, fullgraph=True, backend="aot_eager")):
+        for reentrant in (False, True) if function is layer else (False,):
+            o = checkpoint(function, *local, use_reentrant=reentrant)
+            for _ in range(1 if reentrant else 2):
+                if reentrant:
+                    for t in local:
+                        t.grad = None
+                    o.square().sum().backward()
+                    grads = [t.grad for t in local]
+                else:
+                    grads = torch.autograd.grad(o.square().sum(), local, retain_graph=True)
+                for grad, e in zip(grads, expected):
+                    assert_close(grad, e.double())
+
+
+def test_checkpointing():
+    run_ranks(2, _checkpointed)
+
+
 def _sinks(rank, ranks):
     q, k, v, d_out = _whole()
     sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)

@@ -1,7 +1,9 @@
 """What people get wrong, and what they are told."""
 
+import numpy as np
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 import ringspan
 import ringspan.torch as rt
@@ -38,7 +40,37 @@ X = torch.ones(2, 8, 4, 16)
         (dict(group=object()), ValueError, "process group"),
         (dict(sinks=torch.ones(3)), ValueError, "(3,)"),
         (dict(alibi_slopes=torch.ones(3)), ValueError, "(3,)"),
+        (dict(alibi_slopes=torch.ones(1, 4)), ValueError, "(1, 4); expected (4,) or (2, 4)"),
+        (dict(alibi_slopes=torch.ones(4, requires_grad=True)), ringspan.Unsupported, "alibi_slopes.requires_grad is True"),
         (dict(deterministic="yes"), ValueError, "deterministic"),
+        (dict(causal="top_left"), ValueError, "causal ('top_left') must be True or False; pattern='causal@top_left'"),
+        (dict(causal=None), ValueError, "causal (None) must be True or False"),
+        (dict(pattern="causal|window:1,0"), ValueError, "must be a text without '|'; its terms are joined by '&'"),
+        (dict(window=(True, False)), ValueError, "pair (left, right) of integers"),
+        (dict(window=(1.5, 0)), ValueError, "pair (left, right) of integers"),
+        (dict(memory_budget="4GB"), ValueError, "memory_budget ('4GB') must be an integer of at least 0"),
+        (dict(memory_budget=None), ValueError, "memory_budget (None) must be an integer"),
+        (dict(bucket_rows=1.5), ValueError, "bucket_rows (1.5) must be an integer"),
+        (dict(deadline=-1), ValueError, "deadline (-1.0) must be positive"),
+        (dict(deadline=float("nan")), ValueError, "deadline (nan) must be positive"),
+        (dict(lengths=5), ValueError, "lengths (5) must be a list of integers"),
+        (dict(lengths=torch.ones(2, dtype=torch.bool)), ValueError, "lengths (torch.bool"),
+        (dict(cu_seqlens=["a"]), ValueError, "cu_seqlens[0] ('a') must be an integer"),
+        (dict(cu_seqlens=[0, 5.7, 8]), ValueError, "cu_seqlens[1] (5.7) must be an integer"),
+        (dict(dropout_p=0.1, dropout_seed=-1), ValueError, "dropout_seed (-1) must be in [0, 2^64)"),
+        (dict(dropout_p=0.1, dropout_seed=2**64), ValueError, "must be in [0, 2^64)"),
+        (dict(dropout_p=0.1, dropout_seed=1.7), ValueError, "dropout_seed (1.7) must be an integer"),
+        (dict(dropout_seed="a"), ValueError, "dropout_seed ('a') must be an integer"),
+        (dict(strategy="ring"), ValueError, "strategy ('ring') is for several ranks: give group="),
+        (dict(strategy="rong"), ValueError, "unknown strategy 'rong'"),
+        (dict(strategy=None), ValueError, "strategy (None) must be a text"),
+        (dict(ranks=1, strategy="rong"), ValueError, "unknown strategy 'rong'"),
+        (dict(sharding="zigzak"), ValueError, "zigzak"),
+        (dict(sharding=rt.Sharding("zigzag", tokens=8, ranks=2)), ValueError, "8 tokens over 2 ranks, but q has 8 tokens on one: give group="),
+        (dict(sharding=rt.Sharding("zigzag", tokens=9, ranks=1)), ValueError, "9 tokens over 1 ranks, but q has 8 tokens"),
+        (dict(scaling=1.0), TypeError, "it is scale= here"),
+        (dict(key_padding_mask=None), TypeError, "lengths="),
+        (dict(block_mask=None), TypeError, "pattern="),
         (dict(partials="half"), ValueError, "partials ('half') must be 'float32' or 'storage'"),
         (dict(partials="storage"), ringspan.Unsupported, "partials 'storage' are those of a library's fused attention on a device"),
         (dict(kernel="fast"), ValueError, "fast"),
@@ -102,6 +134,9 @@ def test_other_kinds_of_tensors_are_refused_by_name():
     nested = torch.nested.nested_tensor([torch.ones(3, 4, 16), torch.ones(5, 4, 16)], layout=torch.jagged)
     with pytest.raises(ringspan.Unsupported, match="cu_seqlens="):
         rt.attention(nested, nested, nested)
+    padded = torch.nested.nested_tensor([torch.ones(3, 4, 16), torch.ones(5, 4, 16)], layout=torch.strided)
+    with pytest.raises(ringspan.Unsupported, match="q is nested.*cu_seqlens="):
+        rt.attention(padded, padded, padded)
     with pytest.raises(ringspan.Unsupported, match="layout torch.sparse_coo"):
         rt.attention(X.to_sparse(), X, X)
 
@@ -111,3 +146,53 @@ def test_errors_are_python_errors_too():
     assert issubclass(ringspan.Unsupported, NotImplementedError)
     assert issubclass(ringspan.CommError, RuntimeError)
     assert issubclass(ringspan.OutOfBudget, MemoryError)
+
+
+def test_numbers_of_numpy_are_numbers():
+    expected = rt.attention(X, X, X, window=(3, 0), scale=0.5, cu_seqlens=None)
+    assert torch.equal(rt.attention(X, X, X, window=(np.int64(3), np.int64(0)), scale=np.float32(0.5), causal=np.bool_(False)), expected)
+
+
+def test_one_rank_may_be_said():
+    sharding = rt.Sharding("zigzag", tokens=8, ranks=1)
+    assert torch.equal(rt.attention(X, X, X, sharding=sharding, strategy="local"), rt.attention(X, X, X))
+
+
+def test_second_derivatives_are_refused():
+    q = torch.randn(1, 8, 2, 8, requires_grad=True)
+    o = rt.attention(q, q, q, causal=True)
+    (g,) = torch.autograd.grad(o.square().sum(), q, create_graph=True)
+    with pytest.raises(ringspan.Unsupported, match="gradient of a gradient"):
+        g.square().sum().backward()
+    with pytest.raises(ringspan.Unsupported, match="gradient of a gradient"):
+        torch.autograd.functional.hessian(lambda x: rt.attention(x, x, x).square().sum(), q.detach())
+    o = rt.attention(q, q, q)
+    torch.autograd.grad(o.sum(), q, create_graph=True)  # a graph that nobody goes back through is no error
+
+
+def test_forward_mode_is_refused():
+    q = torch.randn(1, 8, 2, 8)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        with pytest.raises(ringspan.Unsupported, match="v has a tangent"):
+            rt.attention(q, q, dual)
+        assert torch.isfinite(rt.attention(q, q, q)).all()  # a constant in the middle of it
+
+
+@pytest.mark.parametrize("transform", ["grad", "vjp", "jvp", "jacrev", "per sample"])
+def test_transforms_of_derivatives_are_refused(transform):
+    q = torch.randn(3, 8, 2, 8)
+
+    def body(x):
+        return rt.attention(x[None], q[:1], q[:1]).sum()
+
+    calls = {
+        "grad": lambda: torch.func.grad(body)(q[0]),
+        "vjp": lambda: torch.func.vjp(body, q[0])[1](torch.ones(())),
+        "jvp": lambda: torch.func.jvp(body, (q[0],), (q[1],)),
+        "jacrev": lambda: torch.func.jacrev(body)(q[0]),
+        "per sample": lambda: torch.vmap(torch.func.grad(body))(q),
+    }
+    with pytest.raises(ringspan.Unsupported, match="q is inside of torch.func.grad"):
+        calls[transform]()
+    assert torch.equal(torch.vmap(lambda x: rt.attention(x[None], x[None], x[None]))(q)[:, 0], rt.attention(q, q, q))

@@ -56,6 +56,14 @@ def test_compile_fullgraph(dynamic):
             assert_close(a, t.grad)
 
 
+def test_compile_with_numbers_that_change():
+    torch._dynamo.reset()
+    x = _inputs(16, grad=False)[0]
+    function = torch.compile(lambda x, scale, cap: rt.attention(x, x, x, scale=scale, softcap=cap), fullgraph=True, backend="aot_eager")
+    for scale, cap in ((0.1, 1.0), (0.2, 2.0), (0.3, 3.0)):
+        assert torch.equal(function(x, scale, cap), rt.attention(x, x, x, scale=scale, softcap=cap))
+
+
 def test_compile_with_inductor():
     torch._dynamo.reset()
 

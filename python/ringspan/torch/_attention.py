@@ -4,11 +4,13 @@ import difflib
 import inspect
 
 import torch
+from torch.autograd import forward_ad
 
-from .._core import Pattern
-from .._pattern import window_pair
+from .. import _check
+from .._core import Pattern, PlanOptions
+from .._pattern import causal_flag, text_of, window_pair
 from .._sharding import Sharding, canonical
-from ..errors import Error, InvalidArgument, UnknownArgument, Unsupported
+from ..errors import InvalidArgument, UnknownArgument, Unsupported
 from . import _device, _execute, _group, _ops, _transport
 from ._spec import decode, encode
 
@@ -34,6 +36,13 @@ _ELSEWHERE = {
     "return_attn_probs": "probabilities are never formed; return_lse=True returns the log-sum-exp",
     "block_table": "paged keys are not supported",
     "process_group": "it is group= here",
+    "key_padding_mask": "give lengths= for padding at the end",
+    "attn_bias": "a bias is not added to the scores; alibi_slopes= are linear ones, pattern= and lengths= say who attends whom",
+    "score_mod": "scores are changed by softcap= and alibi_slopes= only",
+    "block_mask": "give pattern= (docs/cli.md), \"block:...\" for lists of blocks",
+    "scaling": "it is scale= here",
+    "seed": "it is dropout_seed= here",
+    "qv": "a second query for v is not supported",
 }
 
 
@@ -48,8 +57,8 @@ def _refuse_unknown(unknown):
 def _check_kind(name, t):
     if hasattr(t, "to_local"):
         raise Unsupported(f"{name} is a DTensor; pass this rank's part, {name}.to_local(), and group= the mesh's dimension")
-    if t.layout is not torch.strided:
-        raise Unsupported(f"{name} has layout {t.layout}; dense tensors are supported, packed documents by cu_seqlens=")
+    if t.layout is not torch.strided or t.is_nested:
+        raise Unsupported(f"{name} {'is nested' if t.is_nested else f'has layout {t.layout}'}; dense tensors are supported, packed documents by cu_seqlens=")
 
 
 def _check_tensors(q, k, v, layout):
@@ -66,6 +75,21 @@ def _check_tensors(q, k, v, layout):
             raise Unsupported(f"{name}.dtype ({t.dtype}) is not supported; float32, bfloat16 and float16 are")
         if t.dtype != q.dtype:
             raise InvalidArgument(f"{name}.dtype ({t.dtype}) must equal q.dtype ({q.dtype})")
+
+
+def _check_derivatives(named):
+    """What the op has no rule for would come out as zeros or None, without a word, or with torch's words about setup_context."""
+    functorch = torch._C._functorch
+    if forward_ad._current_level < 0 and functorch.maybe_current_level() is None:
+        return
+    for name, t in named:
+        while isinstance(t, torch.Tensor) and functorch.is_functorch_wrapped_tensor(t):
+            if functorch.is_gradtrackingtensor(t):
+                raise Unsupported(f"{name} is inside of torch.func.grad, vjp, jvp or a transform made of them, for which attention has no rule; "
+                                  "use backward() or torch.autograd.grad")  # fmt: skip
+            t = functorch.get_unwrapped(t)
+        if isinstance(t, torch.Tensor) and forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
+            raise Unsupported(f"{name} has a tangent: forward-mode derivatives of attention are not there; use backward() or torch.autograd.grad")
 
 
 def _check_shapes(q, k, v):  # (batch, tokens, heads, head_dim)
@@ -92,20 +116,44 @@ def _float_vector(values, name, shapes):
     return values.to(torch.float32).contiguous()
 
 
+def _slopes(values, shapes):
+    values = _float_vector(values, "alibi_slopes", shapes)
+    if values is not None and values.requires_grad and torch.is_grad_enabled():
+        raise Unsupported("alibi_slopes.requires_grad is True, but attention has no gradient for slopes; pass alibi_slopes.detach()")
+    return values
+
+
 def _offsets(values, name):
     if values is None:
         return None
     if not isinstance(values, torch.Tensor):
-        values = torch.tensor([int(x) for x in values], dtype=torch.int32)
+        values = torch.tensor(_check.integers(values, name), dtype=torch.int64)
     if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
         raise InvalidArgument(f"{name} ({values.dtype}, {values.dim()} dimensions) must be a list or tensor of integers, one dimension")
     return values
 
 
-def _number(value, name):
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidArgument(f"{name} ({value!r}) must be a number")
-    return float(value)
+def _seed(dropout_p, dropout_seed):
+    """64 bits in a tensor of int64, or None where nothing is dropped."""
+    if dropout_seed is not None:
+        dropout_seed = _check.seed(dropout_seed, "dropout_seed")
+    if dropout_p == 0.0:
+        return None
+    if dropout_seed is None:
+        return torch.randint(0, 2**62, (1,), dtype=torch.int64)
+    return torch.tensor([dropout_seed if dropout_seed < 2**63 else dropout_seed - 2**64], dtype=torch.int64)
+
+
+def _check_alone(strategy, sharding, tokens):
+    """Without group and ranks nothing is dealt: what says otherwise is mostly a forgotten group, where each rank would attend to its
+    own shard only."""
+    wanted = "give group= (processes), or ranks= (simulated in this process); without them this process computes alone"
+    if isinstance(sharding, Sharding) and (sharding.tokens, sharding.ranks) != (tokens, 1):
+        raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks, but q has {tokens} tokens on one: {wanted}")
+    if not torch.compiler.is_compiling():
+        PlanOptions().strategy = strategy  # refuses what is none
+    if strategy not in ("auto", "local"):
+        raise InvalidArgument(f"strategy ({strategy!r}) is for several ranks: {wanted}")
 
 
 def attention(
@@ -157,8 +205,10 @@ def attention(
 
     Scores:
 
-    - `scale` (None: 1 / sqrt(head_dim)), `softcap`, `alibi_slopes` (heads) or (batch, heads), `sinks` (heads) with a gradient
-    - `dropout_p`; `dropout_seed`: else drawn from torch's generator, and that of rank 0 counts
+    - `scale` (None: 1 / sqrt(head_dim)), `softcap`, `sinks` (heads) with a gradient
+    - `alibi_slopes` (heads) or (batch, heads): adds -slope * |i - j| to the score of query i and key j, which are aligned as `causal`
+      aligns them; no gradient
+    - `dropout_p`; `dropout_seed` in [0, 2^64): else drawn from torch's generator, and that of rank 0 counts
 
     Ranks:
 
@@ -202,8 +252,6 @@ def attention(
     try:
         if unknown:
             _refuse_unknown(unknown)
-        if not isinstance(deterministic, bool):
-            raise InvalidArgument(f"deterministic ({deterministic!r}) must be True or False")
         if partials not in ("float32", "storage"):
             raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
         inputs, text = _prepare(
@@ -213,11 +261,11 @@ def attention(
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
             device=device, host_tensors=host_tensors, deterministic=deterministic, partials=partials,
         )  # fmt: skip
-    except Error as error:
+    except Exception as error:
         if name and not torch.compiler.is_compiling():
             _group.refuse(name, error)  # the others raise it too
         raise
-    o, lse, _ = _ops.attention_forward(*inputs, text, name)
+    o, lse, _, _ = _ops.attention_forward(*inputs, text, name)
     if layout == "bhsd":
         o = o.transpose(1, 2)
     elif layout == "thd":
@@ -231,6 +279,8 @@ def _prepare(
     host_tensors=False, deterministic=True, partials="float32",
 ):  # fmt: skip
     """The inputs of the op and its spec."""
+    if not torch.compiler.is_compiling():
+        _check_derivatives((("q", q), ("k", k), ("v", v), ("sinks", sinks)))
     kind = q.device.type if isinstance(q, torch.Tensor) else ""
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -244,13 +294,12 @@ def _prepare(
         q, k, v = q[None], k[None], v[None]
     _check_shapes(q, k, v)
     heads, batch = q.shape[2], q.shape[0]
-    alibi_slopes = _float_vector(alibi_slopes, "alibi_slopes", ((heads,), (batch, heads)))
+    alibi_slopes = _slopes(alibi_slopes, ((heads,), (batch, heads)))
     sinks = _float_vector(sinks, "sinks", ((heads,),))
     if device is not None and not isinstance(device, (str, torch.device)):
         raise InvalidArgument(f"device ({device!r}) must be the name of a device")
     device = "" if device is None else str(device)
-    if not isinstance(host_tensors, bool):
-        raise InvalidArgument(f"host_tensors ({host_tensors!r}) must be True or False")
+    host_tensors = _check.flag(host_tensors, "host_tensors")
     _device.check((("q", q), ("k", k), ("v", v), ("alibi_slopes", alibi_slopes), ("sinks", sinks)), device, host_tensors)
     cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     if cu_k is not None and cu_q is None:
@@ -258,17 +307,18 @@ def _prepare(
     len_q, len_k = _offsets(lengths, "lengths"), _offsets(lengths_k, "lengths_k")
     if len_q is not None and len_k is None:
         len_k = len_q
-    dropout_p = _number(dropout_p, "dropout_p")
+    dropout_p = _check.number(dropout_p, "dropout_p")
     if not 0.0 <= dropout_p < 1.0:
         raise InvalidArgument(f"dropout_p ({dropout_p}) must be in [0, 1)")
-    seed = None
-    if dropout_p > 0.0:
-        seed = torch.randint(0, 2**62, (1,), dtype=torch.int64) if dropout_seed is None else torch.tensor([dropout_seed], dtype=torch.int64)
+    seed = _seed(dropout_p, dropout_seed)
     sharding_tokens, sharding_ranks = -1, -1
     if isinstance(sharding, Sharding):
         kind, sharding_tokens, sharding_ranks = sharding.kind, sharding.tokens, sharding.ranks
     else:
         kind = sharding if torch.compiler.is_compiling() else canonical(sharding)
+    strategy = _check.text(strategy, "strategy")
+    if group is None and ranks is None:
+        _check_alone(strategy, sharding, q.shape[1])
     if ranks is not None:
         if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
             raise InvalidArgument(f"ranks ({ranks!r}) must be a positive integer")
@@ -280,10 +330,11 @@ def _prepare(
         q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
     )
     text = encode(
-        "" if pattern is None else pattern if isinstance(pattern, str) else str(pattern), bool(causal), window_pair(window),
-        cu_q is not None, None if scale is None else _number(scale, "scale"), _number(softcap, "softcap"), dropout_p,
-        0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _number(deadline, "deadline"),
-        int(memory_budget), int(bucket_rows), kernel, device, host_tensors, deterministic, partials,
+        text_of(pattern), causal_flag(causal), window_pair(window), cu_q is not None,
+        None if scale is None else _check.number(scale, "scale"), _check.number(softcap, "softcap"), dropout_p, 0 if ranks is None else ranks,
+        kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _check.positive(deadline, "deadline"),
+        _check.integer(memory_budget, "memory_budget", 0), _check.integer(bucket_rows, "bucket_rows", 0), _check.text(kernel, "kernel"), device,
+        host_tensors, _check.flag(deterministic, "deterministic"), partials,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)

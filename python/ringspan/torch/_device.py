@@ -199,7 +199,7 @@ class Session:
 
     def run(self, execute, seed=0, tensors=()):
         """execute(the library's session); `seed` of dropout; `tensors`: what is read and written"""
-        self.core.set_seed(seed)
+        self.core.set_seed(seed % 2**64)
         with self.place.holding(tensors):
             with self._ordered():
                 execute(self.core)

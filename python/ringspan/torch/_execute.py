@@ -8,7 +8,9 @@ problem would need a larger arena, for which the sessions made before would have
 much larger it has to be is different on each rank. A training run has one session, and one more where it evaluates.
 """
 
+import contextlib
 import hashlib
+import re
 import struct
 import threading
 import warnings
@@ -19,13 +21,16 @@ import torch
 from .. import _core
 from .._plan import make_options, make_problem
 from .._threads import num_threads
-from ..errors import CommError, Error, InvalidArgument, Unsupported
+from ..errors import CommError, DeviceError, Error, InvalidArgument, OutOfBudget, Unsupported
 from . import _device, _flash, _simulate, _transport  # noqa: F401, _flash brings what kernel= may name
 from ._spec import decode
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
+_SHOWN = 200  # bytes of a text in a message
+_TEXT_ROUND = 2**31  # of the user rounds, which the self test counts from 0
+_ODD = 0x9E3779B97F4A7C15  # spreads the numbers of calls over 64 bits
 _CAPTURED_FIRST = (
     "a CUDA graph captures attention only where a call with the same arguments has set everything aside on a stream other than the "
     "default one; not simulated ranks, which are set up in every call, and not dropout, whose replays would drop the same"
@@ -97,47 +102,61 @@ class Call:
         )  # fmt: skip
 
     def fields(self, backward):
-        """What must be equal on all ranks: (name, value, hexadecimal); texts and lists by their hash."""
+        """What must be equal on all ranks: (name, value, text); the value of a text or a list is its hash, of others the text is None."""
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
         s = self.spec
 
-        def hashed(value):
-            return struct.unpack("<q", hashlib.blake2b(repr(value).encode(), digest_size=8).digest())[0]
+        def hashed(name, value):
+            text = value if isinstance(value, str) else repr(value)
+            return (name, struct.unpack("<q", hashlib.blake2b(text.encode(), digest_size=8).digest())[0], text)
 
+        sharding = s.sharding if s.sharding_tokens < 0 else f"{s.sharding} of {s.sharding_tokens} tokens over {s.sharding_ranks} ranks"
         return [
-            ("the pass (0 forward, 1 backward)", int(backward), False),
-            ("device (0 cpu, 1 cuda, 2 cuda-emulated)", _device.KINDS.index(self.place.kind), False),
-            ("whether NCCL may be used (RINGSPAN_NCCL)", int(_device.nccl_library(self.place) is not None), False),
-            ("batch", b, False),
-            ("heads", h, False),
-            ("kv_heads", h_k, False),
-            ("head_dim", d, False),
-            ("head_dim_v", d_v, False),
-            ("dtype (0 bfloat16, 1 float16, 2 float32)", ("bfloat16", "float16", "float32").index(dtype), False),
-            ("pattern, causal or window (hash)", hashed(str(s.pattern)), True),
-            ("cu_seqlens (hash)", hashed(self.lists[0]), True),
-            ("cu_seqlens_k (hash)", hashed(self.lists[1]), True),
-            ("lengths (hash)", hashed(self.lists[2]), True),
-            ("lengths_k (hash)", hashed(self.lists[3]), True),
-            ("scale (hash)", hashed(s.scale), True),
-            ("softcap (hash)", hashed(s.softcap), True),
-            ("dropout_p (hash)", hashed(s.dropout), True),
-            ("alibi_slopes", int(self.alibi), False),
-            ("sinks", int(self.sinks), False),
-            ("sharding (hash)", hashed((s.sharding, s.sharding_tokens, s.sharding_ranks)), True),
-            ("strategy (hash)", hashed(s.strategy), True),
-            ("whether gradients are needed", int(s.backward), False),
-            ("memory_budget", s.memory_budget, False),
-            ("bucket_rows", s.bucket_rows, False),
-            ("host_tensors", int(s.host_tensors), False),
-            ("deterministic", int(s.deterministic), False),
-            ("kernel (hash)", hashed(s.kernel), True),  # a session has one
-            ("partials (hash)", hashed(s.partials), True),
+            ("the pass (0 forward, 1 backward)", int(backward), None),
+            ("device (0 cpu, 1 cuda, 2 cuda-emulated)", _device.KINDS.index(self.place.kind), None),
+            ("whether NCCL may be used (RINGSPAN_NCCL)", int(_device.nccl_library(self.place) is not None), None),
+            ("batch", b, None),
+            ("heads", h, None),
+            ("kv_heads", h_k, None),
+            ("head_dim", d, None),
+            ("head_dim_v", d_v, None),
+            ("dtype (0 bfloat16, 1 float16, 2 float32)", ("bfloat16", "float16", "float32").index(dtype), None),
+            hashed("pattern, causal or window", str(s.pattern)),
+            hashed("cu_seqlens", list(self.lists[0])),
+            hashed("cu_seqlens_k", list(self.lists[1])),
+            hashed("lengths", list(self.lists[2])),
+            hashed("lengths_k", list(self.lists[3])),
+            hashed("scale", s.scale),
+            hashed("softcap", s.softcap),
+            hashed("dropout_p", s.dropout),
+            ("alibi_slopes", int(self.alibi), None),
+            ("sinks", int(self.sinks), None),
+            hashed("sharding", sharding),
+            hashed("strategy", s.strategy),
+            ("whether gradients are needed", int(s.backward), None),
+            ("memory_budget", s.memory_budget, None),
+            ("bucket_rows", s.bucket_rows, None),
+            ("host_tensors", int(s.host_tensors), None),
+            ("deterministic", int(s.deterministic), None),
+            hashed("kernel", s.kernel),  # a session has one
+            hashed("partials", s.partials),
         ]
 
 
 def seed_of(seed):
+    """As int64, which travels; the library's has 64 bits without a sign."""
     return int(seed.item()) if seed is not None else 0
+
+
+def _carried(error):
+    """The class, of those that the library knows, and the text by which other ranks raise this one's error."""
+    for known in (InvalidArgument, Unsupported, OutOfBudget, DeviceError):
+        if isinstance(error, known):
+            return known.__name__, str(error)
+    if isinstance(error, Error):
+        return "Error", str(error)
+    name = "InvalidArgument" if isinstance(error, (TypeError, ValueError)) else "Error"
+    return name, f"{type(error).__name__}: {error}"
 
 
 class _Alone:
@@ -174,7 +193,7 @@ class _Alone:
                 self._plans.put(key, plans)
             if ranks > 1:
                 self.latest = None
-                return simulate([plan.with_seed(seed) for plan in plans] if call.spec.dropout != 0 else plans)
+                return simulate([plan.with_seed(seed % 2**64) for plan in plans] if call.spec.dropout != 0 else plans)
             session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.rounds_o)
         self.latest = session
         session.run(execute, seed, tensors)
@@ -207,21 +226,32 @@ class _Group:
             self._requests.put((call.key, backward), request)
         return request
 
-    def refuse(self, error, deadline):
-        """Takes part in a call with an error, so that all ranks raise it."""
-        with self.transport.lock:
-            self._greet(0, 0, 0, True, 0, deadline, error, [])
+    def refuse(self, error, deadline=None):
+        """Takes part in a call with an error, so that all ranks raise it: the others as one of ringspan's, this one as it is."""
+        try:
+            with self.transport.lock:
+                self._greet(0, 0, 0, True, 0, deadline or self.transport.deadline, error, [])
+        except CommError:  # the group is no longer usable
+            raise
+        except Error as told:
+            if type(told) is not type(error):
+                raise error from None
+            raise
 
-    def run(self, call, backward, seed, execute, tensors):
+    def run(self, call, number, seed, execute, tensors):
+        """The number of this call. `number`: 0, or in backward that of its forward."""
         with self.transport.lock:
-            return self._run(call, backward, seed, execute, tensors)
+            return self._run(call, number, seed, execute, tensors)
 
-    def _run(self, call, backward, seed, execute, tensors):
+    def _run(self, call, number, seed, execute, tensors):
+        backward = number > 0
         deadline = call.spec.deadline
         self.transport.deadline = deadline
         self._check_device(call.place, deadline)
         fields, digest = self._request(call, backward)
-        records = self._greet(digest, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
+        # Layers with the same arguments differ in nothing else: gradients would be those of another one.
+        fields = [fields[0], ("the call of forward that backward belongs to", number, None), *fields[1:]]
+        records = self._greet((digest + number * _ODD + 2**63) % 2**64 - 2**63, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
         tokens_q, tokens_k = self._check_lengths(call.spec, records)
         self._join_nccl(call.place, deadline)
         key = (digest if not backward else self._request(call, False)[1], tokens_q, tokens_k)
@@ -237,7 +267,7 @@ class _Group:
             # The process group may still write into what it was given.
             self._kept.append((session, tensors))
             raise
-        return None
+        return self._calls
 
     def _join_nccl(self, place, deadline):
         """Collective, before the first session on a device: from then on messages go from device to device where NCCL can."""
@@ -274,12 +304,34 @@ class _Group:
                             + ", ".join(f"{record[0]} on rank {rank}" for rank, record in enumerate(records)))  # fmt: skip
         if not any(record[5] or record[1:3] != first[1:3] for record in records):
             return records
-        calls = [("the number of calls of attention on this group", self._calls, False)]
-        name, text = (type(error).__name__, str(error)) if error is not None else ("", "")
+        fields = [("the number of calls of attention on this group", self._calls, None), *fields]
+        name, text = _carried(error) if error is not None else ("", "")
         numbers = [record[1] for record in records]
         self._calls = max(numbers)  # a disagreement leaves the group usable
-        self.core.agree([] if failed else calls + fields, name, text, deadline)
+        try:
+            self.core.agree([] if failed else [(field, value, text is not None) for field, value, text in fields], name, text, deadline)
+        except CommError as told:
+            raise CommError(self._with_texts(str(told), fields, deadline)) from None
         raise CommError(f"rank {self.core.rank}/{self.core.size}: ranks disagree on the arguments of attention")
+
+    def _with_texts(self, message, fields, deadline):
+        """The message about a field that differs, which all ranks have, with the two ranks' texts in place of hashes."""
+        found = re.fullmatch(r"(.*: ranks disagree on (.*): )0x\w+ on rank (\d+), 0x\w+ on rank (\d+)", message)
+        own = found and next((text for name, _, text in fields if name == found[2]), None)
+        if own is None:
+            return message
+        ranks = int(found[3]), int(found[4])
+        buffers = {rank: torch.zeros(_SHOWN, dtype=torch.uint8) for rank in {*ranks, self.core.rank}}
+        shown = own if len(own) < _SHOWN else own[: _SHOWN - 4] + " ..."
+        shown = torch.frombuffer(bytearray(shown.encode("ascii", "replace")), dtype=torch.uint8)
+        buffers[self.core.rank][: shown.numel()] = shown
+        others = [rank for rank in range(self.core.size) if rank != self.core.rank]
+        messages = [(False, rank, buffers[rank].data_ptr(), _SHOWN) for rank in ranks if rank != self.core.rank]
+        if self.core.rank in ranks:
+            messages += [(True, rank, buffers[self.core.rank].data_ptr(), _SHOWN) for rank in others]
+        self.core.exchange(_TEXT_ROUND, messages, deadline)
+        texts = [bytes(buffers[rank].tolist()).rstrip(b"\0").decode() for rank in ranks]
+        return found[1] + ", ".join(f"{text or 'none'} on rank {rank}" for rank, text in zip(ranks, texts))
 
     def _check_lengths(self, spec, records):
         key = (spec.text, tuple(record[3:5] for record in records))
@@ -325,11 +377,28 @@ def forget_plans():
             transport.executor._sessions.clear()
 
 
-def _run(call, backward, seed, group, execute, simulate, tensors):
+@contextlib.contextmanager
+def _together(group):
+    """Before a call of a group: this rank's error, no memory for instance, becomes that of all, which would wait for it or pair with its
+    next call."""
+    try:
+        yield
+    except Exception as error:
+        if group:
+            group_named(group).refuse(error)
+        raise
+
+
+def _run(call, number, seed, group, execute, simulate, tensors):
     if group:
-        group_named(group).run(call, backward, seed, execute, tensors)
-    else:
-        _alone.run(call, seed, execute, simulate, tensors)
+        return group_named(group).run(call, number, seed, execute, tensors)
+    _alone.run(call, seed, execute, simulate, tensors)
+    return 0
+
+
+def empty_number(like, group):
+    """For the number of a call on a group, by which ranks see that their backwards are of the same forward; nothing without one."""
+    return like.new_empty((1,), dtype=torch.int64, device="cpu") if group else like.new_empty((0,), dtype=torch.int64)
 
 
 def empty_rows(like, dim, layout, **memory):
@@ -361,13 +430,15 @@ def _vectors(place, alibi, sinks, heads):
 
 
 def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
-    call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
-    place = call.place
-    q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
-    alibi, sinks = place.vector(alibi), place.vector(sinks)
-    o = empty_rows(q, v.shape[3], call.spec.layout, **place.memory)
-    lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, **place.memory)
-    saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8, device=q.device)
+    with _together(group):
+        call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+        place = call.place
+        q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
+        alibi, sinks = place.vector(alibi), place.vector(sinks)
+        o = empty_rows(q, v.shape[3], call.spec.layout, **place.memory)
+        lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, **place.memory)
+        saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8, device=q.device)
+        number = empty_number(q, group)
     tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
     named = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=saved.numel())
 
@@ -377,21 +448,22 @@ def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
         else:
             _simulate.forward(place, plans, (q, k, v, o, lse), dict(named, deterministic=call.spec.deterministic))
 
-    _run(call, False, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved))
-    return o, lse, saved
+    number.fill_(_run(call, 0, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved)))
+    return o, lse, saved, number
 
 
-def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
-    call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
-    place = call.place
-    q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
-    d_out, dlse = place.pinned(place.dense_rows(d_out)), place.pinned(dlse)
-    if call.spec.rounds_o:
-        d_out = place.aligned_rows(d_out)
-    of_sinks = sinks if sinks is not None else q
-    alibi, sinks = place.vector(alibi), place.vector(sinks)
-    dq, dk, dv = (empty_rows(t, t.shape[3], call.spec.layout, **place.memory) for t in (q, k, v))
-    dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32, device=place.device)
+def backward(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
+    with _together(group):
+        call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+        place = call.place
+        q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
+        d_out, dlse = place.pinned(place.dense_rows(d_out)), place.pinned(dlse)
+        if call.spec.rounds_o:
+            d_out = place.aligned_rows(d_out)
+        of_sinks = sinks if sinks is not None else q
+        alibi, sinks = place.vector(alibi), place.vector(sinks)
+        dq, dk, dv = (empty_rows(t, t.shape[3], call.spec.layout, **place.memory) for t in (q, k, v))
+        dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32, device=place.device)
     # o is None where it is kept in `saved`.
     inputs = (q, k, v, o, lse, d_out, dlse)
     tensors = [
@@ -408,7 +480,7 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, cu_q, cu_k, len_
             _simulate.backward(place, plans, inputs, (dq, dk, dv, dsinks), dict(vectors, deterministic=call.spec.deterministic))
 
     _run(
-        call, True, seed_of(seed), group, lambda session: session.backward(tensors, **named), simulate,
+        call, int(number.item()) if group else 0, seed_of(seed), group, lambda session: session.backward(tensors, **named), simulate,
         (*inputs, dq, dk, dv, dsinks, saved),
     )  # fmt: skip
     if group and sinks is not None:

@@ -2,7 +2,9 @@
 
 import contextlib
 
-from ..errors import Error, InvalidArgument
+import torch
+
+from .._check import positive
 from . import _execute, _transport
 
 _deadline = 60.0
@@ -15,9 +17,7 @@ def set_deadline(seconds: float) -> None:
     longer deadline on the others.
     """
     global _deadline
-    if not seconds > 0:
-        raise InvalidArgument(f"the deadline ({seconds}) must be positive")
-    _deadline = float(seconds)
+    _deadline = positive(seconds, "the deadline")
 
 
 def deadline() -> float:
@@ -34,6 +34,7 @@ def communicator_of(group):
     return _execute.group_named(name_of(group)).core
 
 
+@torch.compiler.disable  # it comes here, too, where a graph breaks at the error
 def refuse(name, error):
     """Takes part in the call of attention that the other ranks of the group make, with this rank's error: all raise it."""
     _execute.group_named(name).refuse(error, _deadline)
@@ -44,6 +45,6 @@ def together(group):
     """An error of one rank inside is raised on all, instead of leaving the others waiting. Nothing collective may be inside."""
     try:
         yield
-    except Error as error:
+    except Exception as error:
         refuse(name_of(group), error)
         raise

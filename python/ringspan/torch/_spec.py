@@ -6,10 +6,12 @@ It holds nothing of the shapes, so that one compiled graph serves dynamic ones.
 import functools
 from dataclasses import dataclass
 
-from .._core import Pattern
+from .._core import Pattern, PlanOptions
 from .._pattern import combined
+from .._plan import LIBRARIES
+from .._sharding import canonical
 
-LIBRARIES = ("cudnn", "flash_attn", "flash_attn_3")  # kernels that are not our own
+FORMAT = 2  # raise it with every change of an op's schema: torch's cache of compiled graphs knows the calls, this text in them, no schema
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,9 @@ def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, s
            partials="float32"):  # fmt: skip
     """Only formatting: this is traced by torch.compile."""
     bounds = "" if window is None else f"{window[0]},{window[1]}"
+    scale_text = "" if scale is None else f"{scale!r}"  # repr() of a number that changes cannot be traced
     return (
-        f"{pattern}|{int(causal)}|{bounds}|{int(documents)}|{'' if scale is None else repr(scale)}|{softcap!r}|{dropout!r}|{ranks}|"
+        f"{FORMAT}|{pattern}|{int(causal)}|{bounds}|{int(documents)}|{scale_text}|{softcap!r}|{dropout!r}|{ranks}|"
         f"{sharding}|{sharding_tokens}|{sharding_ranks}|{strategy}|{layout}|{int(backward)}|{deadline!r}|{memory_budget}|"
         f"{bucket_rows}|{kernel}|{device}|{int(host_tensors)}|{int(deterministic)}|{partials}"
     )
@@ -56,10 +59,11 @@ def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, s
 
 @functools.lru_cache(maxsize=1024)
 def decode(text):
-    """Raises InvalidArgument where the pattern or the window make no sense."""
-    (pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
+    """Raises InvalidArgument where the pattern, the window, the sharding or the strategy make no sense."""
+    (_, pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
      backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials) = text.split("|")  # fmt: skip
     window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
+    PlanOptions().strategy = strategy  # refuses what is none
     return Spec(
         text=text,
         pattern=combined(pattern, causal == "1", window, documents == "1"),
@@ -68,7 +72,7 @@ def decode(text):
         softcap=float(softcap),
         dropout=float(dropout),
         ranks=int(ranks),
-        sharding=sharding,
+        sharding=canonical(sharding),
         sharding_tokens=int(sharding_tokens),
         sharding_ranks=int(sharding_ranks),
         strategy=strategy,
