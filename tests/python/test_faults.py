@@ -5,6 +5,9 @@ What shows at once says what it is, and what shows at the deadline says so: no t
 
 import os
 import signal
+import socket
+import subprocess
+import sys
 import threading
 import time
 
@@ -80,6 +83,147 @@ def test_ranks_that_disagree_raise_on_every_rank(what, named):
         assert rows > 0
 
 
+_OPTIONS = dict(
+    pattern=("causal", "full"), lengths=([10], [11]), scale=(0.5, 0.25), softcap=(1.5, 2.0), dropout_p=(0.1, 0.2), strategy=("ring", "exchange"),
+    cu_seqlens=([0, 9, 64], None), sharding=("zigzag", rt.Sharding("zigzag", tokens=64, ranks=3)),
+)  # fmt: skip
+
+
+def _texts_differ(rank, ranks):
+    q, k, v = _tensors(rank, ranks)
+    errors = []
+    for name, (usual, odd) in _OPTIONS.items():
+        with pytest.raises(ringspan.CommError) as caught:
+            rt.attention(q, k, v, group=dist.group.WORLD, **{name: odd if rank == 2 else usual})
+        errors.append(str(caught.value).split("ranks disagree on ")[1])
+    rt.attention(q, k, v, group=dist.group.WORLD)
+    return errors
+
+
+def test_a_disagreement_shows_the_values():
+    first, *others = [value for _, value in try_ranks(3, _texts_differ)]
+    assert all(errors == first for errors in others)
+    assert first == [
+        "pattern, causal or window: causal on rank 0, full on rank 2",
+        "lengths: [10] on rank 0, [11] on rank 2",
+        "scale: 0.5 on rank 0, 0.25 on rank 2",
+        "softcap: 1.5 on rank 0, 2.0 on rank 2",
+        "dropout_p: 0.1 on rank 0, 0.2 on rank 2",
+        "strategy: ring on rank 0, exchange on rank 2",
+        "pattern, causal or window: documents on rank 0, full on rank 2",
+        "sharding: zigzag on rank 0, zigzag of 64 tokens over 3 ranks on rank 2",
+    ]
+
+
+class _Strange(str):
+    def __contains__(self, _):
+        raise ZeroDivisionError("strange")
+
+
+_MISTAKES = [
+    (dict(lengths=64), ringspan.InvalidArgument, "lengths (64)"),
+    (dict(memory_budget="4GB"), ringspan.InvalidArgument, "memory_budget ('4GB')"),
+    (dict(pattern="causal|full"), ringspan.InvalidArgument, "pattern ('causal|full')"),
+    (dict(dropout_p=0.1, dropout_seed="a"), ringspan.InvalidArgument, "dropout_seed ('a')"),
+    (dict(alibi_slopes=torch.ones(4, requires_grad=True)), ringspan.Unsupported, "alibi_slopes"),
+    (dict(attn_mask=None), ringspan.UnknownArgument, "give pattern="),
+    (dict(foo=1), TypeError, "no argument 'foo'"),
+    (dict(pattern=_Strange("causal")), ZeroDivisionError, "strange"),
+]
+
+
+def _mistaken(rank, ranks):
+    """One rank's mistake in one step, which it catches: the next steps are in step again."""
+    torch.manual_seed(0)
+    sharding = rt.Sharding("zigzag", tokens=64, ranks=ranks)
+    wholes = [torch.randn(1, 64, 4, 16) for _ in range(2)]
+    for options, kind, text in _MISTAKES:
+        local = sharding.shard(wholes[0], rank=rank)
+        with pytest.raises(Exception) as caught:
+            rt.attention(local, local, local, causal=True, group=dist.group.WORLD, **(options if rank == 1 else {}))
+        assert text in str(caught.value), str(caught.value)
+        if rank == 1:
+            assert isinstance(caught.value, kind), repr(caught.value)
+        else:
+            assert isinstance(caught.value, ringspan.Error) and "on rank 1: " in str(caught.value), repr(caught.value)
+        for whole in wholes:
+            local = sharding.shard(whole, rank=rank)
+            o = rt.attention(local, local, local, causal=True, group=dist.group.WORLD)
+            expected = sharding.shard(rt.attention(whole, whole, whole, causal=True), rank=rank)
+            assert (o - expected).abs().max() < 1e-5, options
+    return True
+
+
+def test_a_mistake_of_one_rank_leaves_all_in_step():
+    for kind, value in try_ranks(3, _mistaken):
+        assert kind == "value", value[2]
+
+
+def _fails_inside(rank, ranks):
+    """What goes wrong in the op itself, before ranks talk: no memory, for instance."""
+    from ringspan.torch import _execute
+
+    q, k, v = _tensors(rank, ranks)
+    q.requires_grad_()
+    o = rt.attention(q, k, v, group=dist.group.WORLD)
+    original = _execute.Call
+    errors = []
+    for run in (lambda: rt.attention(q, k, v, group=dist.group.WORLD), lambda: o.sum().backward(retain_graph=True)):
+        if rank == 1:
+            _execute.Call = lambda *_: [][1]
+        with pytest.raises(Exception) as caught:
+            run()
+        _execute.Call = original
+        errors.append((type(caught.value).__name__, str(caught.value)))
+    o.sum().backward()
+    return errors
+
+
+def test_an_error_inside_of_the_op_is_that_of_all():
+    (kind, first), (_, second) = try_ranks(2, _fails_inside)
+    assert kind == "value", first
+    assert first == [("Error", "rank 0/2: on rank 1: IndexError: list index out of range")] * 2
+    assert second == [("IndexError", "list index out of range")] * 2
+
+
+def _compiled(rank, ranks):
+    """Where a graph breaks at the error of one rank."""
+    sharding = rt.Sharding("zigzag", tokens=64, ranks=ranks)
+    function = torch.compile(lambda q, k: rt.attention(q, k, k, group=dist.group.WORLD, sharding=sharding), backend="aot_eager")
+    q, k, _ = _tensors(rank, ranks)
+    with pytest.raises(ringspan.InvalidArgument, match="multiple of k.heads .3."):
+        function(q, k[:, :, :3] if rank == 1 else k)
+    return function(q, k).shape[1]
+
+
+def test_a_mistake_of_one_rank_in_a_compiled_call():
+    for kind, value in try_ranks(2, _compiled):
+        assert kind == "value", value[2]
+
+
+def _other_order(rank, ranks):
+    torch.manual_seed(0)
+    sharding = rt.Sharding("zigzag", tokens=64, ranks=ranks)
+    x = torch.randn(1, 64, 2, 16)
+    local = sharding.shard(x, rank=rank).requires_grad_()
+    layers = [rt.attention(local, local, local, causal=True, group=dist.group.WORLD) for _ in range(2)]
+    if rank == 1:
+        layers.reverse()
+    with pytest.raises(ringspan.CommError, match="the call of forward that backward belongs to: 1 on rank 0, 2 on rank 1"):
+        layers[0].sum().backward()
+    layers.sort(key=lambda o: o.grad_fn._sequence_nr())
+    for o in layers:  # the graph is still there: nothing was computed
+        o.sum().backward()
+    whole = x.clone().requires_grad_()
+    (2 * rt.attention(whole, whole, whole, causal=True)).sum().backward()
+    assert (local.grad - sharding.shard(whole.grad, rank=rank)).abs().max() < 1e-4
+
+
+def test_backwards_in_another_order_are_refused():
+    for kind, value in try_ranks(2, _other_order):
+        assert kind == "value", value[2]
+
+
 def _calls(rank, ranks):
     q, k, v = _tensors(rank, ranks)
     if rank == 0:
@@ -95,6 +239,40 @@ def _calls(rank, ranks):
 def test_the_number_of_calls_is_compared():
     for kind, value in try_ranks(2, _calls):
         assert kind == "error" and value[0] == "CommError" and "number of calls" in value[1], value
+
+
+_ONE_CALL_MORE = """
+import time, torch, torch.distributed as dist, ringspan
+from ringspan.torch import attention
+dist.init_process_group("gloo")
+x = torch.ones(1, 32, 2, 8)
+attention(x, x, x, group=dist.group.WORLD)
+try:
+    if dist.get_rank() == 0:
+        attention(x, x, x, group=dist.group.WORLD, deadline=1.0)
+    else:
+        time.sleep(3)
+except ringspan.CommError as error:
+    print(error)
+dist.destroy_process_group()
+"""
+
+
+def test_a_process_ends_well_after_a_deadline():
+    """Threads that wait for another rank's messages are at their end before the interpreter is: torch would abort the process."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    processes = []
+    try:
+        for rank in range(2):
+            environment = dict(os.environ, RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1")
+            processes.append(subprocess.Popen([sys.executable, "-c", _ONE_CALL_MORE], env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT))
+        texts = [process.communicate(timeout=120)[0].decode() for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
+    assert [process.returncode for process in processes] == [0, 0], texts
+    assert "no sign of life" in texts[0], texts
 
 
 def _one_leaves(rank, ranks):

@@ -7,6 +7,7 @@ signs of life of the ranks that are being waited for, and passes errors on, so t
 
 import atexit
 import contextlib
+import datetime
 import queue
 import threading
 import time
@@ -19,6 +20,7 @@ import torch.distributed.nn.functional  # noqa: F401  imported later, its functi
 from .. import _core
 from ..errors import CommError, InvalidArgument, Unsupported
 
+_END_TAG = (1 << 30) + 1  # of a message that nobody sends; those that are sent have 30 bits
 _QUIET = 0.3  # seconds without any message after which the store is asked about the others
 
 
@@ -89,6 +91,7 @@ class Transport:
         self._store = _store_of(group)
         self._abort = None  # what to tell the others
         self._failed = False
+        self._end = None  # after a failure: (work, buffer) by which close() ends the waiting of all works
         self._wake = queue.SimpleQueue()  # its put() may be called by the garbage collector, unlike Event.set()
         self._closed = False
         self._watcher = None
@@ -128,6 +131,10 @@ class Transport:
     def _tell(self, text):
         self._abort = text
         self._failed = True
+        if self.backend == "gloo" and self.size > 1:
+            buffer = torch.empty(1, dtype=torch.uint8)
+            with contextlib.suppress(RuntimeError, CommError):  # a lost connection has ended the waiting, or the group is gone
+                self._end = (self.group.recv([buffer], (self.rank + 1) % self.size, _END_TAG), buffer)
         self._wake.put(None)
 
     def _waiter(self, send, peer):
@@ -142,7 +149,7 @@ class Transport:
     def look_for_abort(self):
         """Passes on what another rank said before it failed; returns it."""
         try:
-            if self._store is None or not self._store.check(["abort"]):
+            if self._closed or self._store is None or not self._store.check(["abort"]):
                 return None
             text = self._store.get("abort").decode()
         except Exception:  # the rank that holds the store is gone
@@ -151,13 +158,17 @@ class Transport:
         return text
 
     def close(self):
-        """Ends the threads, but for those that still wait for a rank that is gone, and lets go of plans and arenas."""
+        """Ends the threads and lets go of plans and arenas."""
         self._closed = True
         self.executor = None
         self._wake.put(None)
         threads = list(self._waiters.values())
         for waiter in threads:
             waiter.works.put(None)
+        if self._end is not None:  # gloo ends every wait of a group in which one ran into its timeout
+            with contextlib.suppress(RuntimeError):
+                self._end[0].wait(datetime.timedelta(milliseconds=1))
+            self._end = None
         if self._watcher is not None:
             threads.append(self._watcher)
         # Where all is well each thread comes to its end, however slow the machine: one that comes back from torch while the
