@@ -1,10 +1,13 @@
 """From the arguments of attention to a Pattern."""
 
+import copyreg
 import functools
 
 from ._check import flag, integer, text
 from ._core import Pattern
 from .errors import InvalidArgument
+
+copyreg.pickle(Pattern, lambda pattern: (Pattern, (str(pattern),)))  # copies, too: a module that holds one is copied and saved
 
 
 def window_pair(window):

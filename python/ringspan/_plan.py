@@ -213,6 +213,7 @@ def plan(
     )
     options = make_options(
         strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
-        partials=partials, threads=num_threads() if threads is None else threads, tile=tile, backward_tile=backward_tile, device=device, host_tensors=host_tensors,
+        partials=partials, threads=num_threads() if threads is None else threads, tile=tile, backward_tile=backward_tile, device=device,
+        host_tensors=host_tensors,
     )  # fmt: skip
     return Plan(_core.make_plan(problem, options, rank), options)

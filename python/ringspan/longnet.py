@@ -14,8 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from .errors import InvalidArgument
+from .errors import InvalidArgument, UnknownArgument
 from .torch import Sharding, attention
+from .torch._attention import refuse_unknown
 
 __all__ = ["PAPER", "Branches", "DilatedAttention", "LongNetBlock", "MultiheadDilatedAttention", "geometric", "rotary"]
 
@@ -71,10 +72,24 @@ def geometric(segment=2048, ratio=2, count=None, *, tokens=None):
     return Branches(tuple(segment * rate for rate in rates), tuple(rates))
 
 
+def _refuse(names, own):
+    """Of arguments that go on to attention(): those that the module decides, {name: what to use instead}, and unknown ones."""
+    for name in names:
+        if name in own:
+            raise UnknownArgument(f"'{name}' cannot be given here: {own[name]}")
+    refuse_unknown(names)
+
+
+_PATTERN = {"pattern": "it follows from segment_lengths, dilation_rates and is_causal"}
+_MADE = {**_PATTERN, "dropout_p": "it is attention_dropout= here, dropout= of the modules around it"}
+_LAYOUT = {"layout": "x is (batch, tokens, embed_dim)"}
+
+
 class _Options:
     """Where and how attention runs. Copies of a module share it: a process group cannot be copied."""
 
     def __init__(self, **options):
+        _refuse(options, _MADE)
         self.options = options
 
     def __deepcopy__(self, memo):
@@ -99,6 +114,8 @@ class DilatedAttention(nn.Module):
 
     def forward(self, query, key, value, is_causal=False, **options):
         """`options` are arguments of ringspan.torch.attention for this call, such as cu_seqlens or return_lse."""
+        if "pattern" in options:
+            _refuse(options, _PATTERN)
         arguments = {**self._call.options, "dropout_p": self.dropout_p if self.training else 0.0, **options}
         return attention(query, key, value, pattern=self.patterns[bool(is_causal)], **arguments)
 
@@ -133,6 +150,8 @@ class MultiheadDilatedAttention(nn.Module):
     def __init__(self, embed_dim, num_heads, dilation_rates, segment_lengths, dropout=0.0, bias=True, layer_norm=True,
                  layer_norm_eps=1e-5, gamma_init=1.0, device=None, dtype=None, *, num_kv_heads=None, rope_base=None, **attention):  # fmt: skip
         super().__init__()
+        if "layout" in attention:
+            _refuse(attention, _LAYOUT)
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         if embed_dim % num_heads:
             raise InvalidArgument(f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads})")
@@ -163,6 +182,8 @@ class MultiheadDilatedAttention(nn.Module):
 
     def forward(self, query, key=None, value=None, is_causal=False, *, positions=None, **options):
         """(output, None), as nn.MultiheadAttention; key and value default to query and key."""
+        if "layout" in options:
+            _refuse(options, _LAYOUT)
         key = query if key is None else key
         value = key if value is None else value
         q = self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim))

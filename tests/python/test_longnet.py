@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch")
 
 import torch.distributed as dist  # noqa: E402
 
-from ringspan import InvalidArgument, plan  # noqa: E402
+from ringspan import InvalidArgument, UnknownArgument, plan  # noqa: E402
 from ringspan.longnet import PAPER, Branches, DilatedAttention, LongNetBlock, MultiheadDilatedAttention, geometric, rotary  # noqa: E402
 from ringspan.torch import Sharding  # noqa: E402
 from worlds import run_ranks  # noqa: E402
@@ -139,6 +139,24 @@ def test_multihead_is_its_parts_and_can_be_copied():
     assert weights is None
     torch.testing.assert_close(out, expected, atol=1e-5, rtol=1e-5)
     torch.testing.assert_close(copy.deepcopy(module)(x, is_causal=True)[0], out)
+
+
+@pytest.mark.parametrize(
+    "make, message",
+    [
+        (lambda: DilatedAttention((8,), (1,), foo=3), "no argument 'foo'"),
+        (lambda: DilatedAttention((8,), (1,), pattern="full"), "'pattern' cannot be given here: it follows from segment_lengths"),
+        (lambda: DilatedAttention((8,), (1,), dropout_p=0.1), "'dropout_p' cannot be given here: it is attention_dropout="),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), pattern="full"), "'pattern' cannot be given here"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), layout="bhsd"), "'layout' cannot be given here: x is"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,))(torch.randn(1, 8, 32), pattern="full"), "'pattern' cannot be given here"),
+        (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,))(torch.randn(1, 8, 32), layout="bhsd"), "'layout' cannot be given here"),
+        (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,))(torch.randn(1, 8, 32), key_padding_mask=None), "give lengths="),
+    ],
+)
+def test_arguments_that_are_none_of_attention(make, message):
+    with pytest.raises(UnknownArgument, match=message):
+        make()
 
 
 def test_multihead_asks_for_positions_of_shards():

@@ -1,5 +1,7 @@
 """What is installed: it works without torch, is typed, and prints and draws plans."""
 
+import copy
+import pickle
 import re
 import subprocess
 import sys
@@ -61,6 +63,18 @@ def test_is_typed():
     assert "class Pattern" in stub.read_text() and "def make_plan" in stub.read_text()
 
 
+def test_type_checkers_know_the_arguments():
+    """Those of the signature, but for what the overloads have themselves."""
+    import inspect
+
+    pytest.importorskip("torch")
+    pytest.importorskip("typing_extensions")
+    from ringspan.torch import attention
+    from ringspan.torch._typing import Options
+
+    assert set(Options.__annotations__) == set(inspect.signature(attention).parameters) - {"q", "k", "v", "return_lse", "unknown"}
+
+
 def test_version():
     assert ringspan.__version__.count(".") == 2
 
@@ -105,6 +119,9 @@ def test_patterns():
     assert ringspan.Pattern("dilated:geometric(4,2,3)").branches == [(4, 1), (8, 2), (16, 4)]
     with pytest.raises(ValueError, match="window"):
         ringspan.Pattern("window:5")
+    pattern.top_left = True
+    for again in (copy.deepcopy(pattern), pickle.loads(pickle.dumps(pattern))):
+        assert again == pattern and again.top_left and again is not pattern
 
 
 def test_shardings():

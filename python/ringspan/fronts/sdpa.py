@@ -15,7 +15,7 @@ from ._masks import attend_parts, lower_mask
 
 
 def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False, *,
-                                 group=None, sharding="zigzag", strategy="auto"):  # fmt: skip
+                                 group=None, sharding="zigzag", strategy="auto") -> torch.Tensor:  # fmt: skip
     with together(group):
         _check(query, key, value, attn_mask, is_causal, enable_gqa)
         mask = None if attn_mask is None else _boolean(attn_mask, query)

@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+from typing import TYPE_CHECKING, Literal, overload
 
 import torch
 from torch.autograd import forward_ad
@@ -13,6 +14,11 @@ from .._sharding import Sharding, canonical
 from ..errors import InvalidArgument, UnknownArgument, Unsupported
 from . import _device, _execute, _group, _ops, _transport
 from ._spec import decode, encode
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from ._typing import Options
 
 LAYOUTS = ("bshd", "bhsd", "thd")
 
@@ -46,11 +52,15 @@ _ELSEWHERE = {
 }
 
 
-def _refuse_unknown(unknown):
-    for name in unknown:
+def refuse_unknown(names):
+    """Raises UnknownArgument for the first that is no argument of attention(), with what it is called here."""
+    known = inspect.signature(attention).parameters
+    for name in names:
+        if name in known and name != "unknown":
+            continue
         if name in _ELSEWHERE:
             raise UnknownArgument(f"attention() has no argument '{name}': {_ELSEWHERE[name]}")
-        near = difflib.get_close_matches(name, inspect.signature(attention).parameters, n=1)
+        near = difflib.get_close_matches(name, known, n=1)
         raise UnknownArgument(f"attention() has no argument '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
 
 
@@ -156,6 +166,18 @@ def _check_alone(strategy, sharding, tokens):
         raise InvalidArgument(f"strategy ({strategy!r}) is for several ranks: {wanted}")
 
 
+@overload
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: Literal[False] = False, **options: "Unpack[Options]"
+) -> torch.Tensor: ...  # fmt: skip
+@overload
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: Literal[True], **options: "Unpack[Options]"
+) -> tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
+@overload
+def attention(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, return_lse: bool, **options: "Unpack[Options]"
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]: ...  # fmt: skip
 def attention(
     q: torch.Tensor,
     k: torch.Tensor,
@@ -186,7 +208,7 @@ def attention(
     memory_budget: int = 0,
     bucket_rows: int = 0,
     kernel: str = "",
-    device: str | None = None,
+    device: str | torch.device | None = None,
     host_tensors: bool = False,
     **unknown,
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
@@ -251,7 +273,7 @@ def attention(
         name = _transport.name_of(group)
     try:
         if unknown:
-            _refuse_unknown(unknown)
+            refuse_unknown(unknown)
         if partials not in ("float32", "storage"):
             raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
         inputs, text = _prepare(

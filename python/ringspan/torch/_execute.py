@@ -251,7 +251,8 @@ class _Group:
         fields, digest = self._request(call, backward)
         # Layers with the same arguments differ in nothing else: gradients would be those of another one.
         fields = [fields[0], ("the call of forward that backward belongs to", number, None), *fields[1:]]
-        records = self._greet((digest + number * _ODD + 2**63) % 2**64 - 2**63, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
+        greeted = (digest + number * _ODD + 2**63) % 2**64 - 2**63
+        records = self._greet(greeted, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
         tokens_q, tokens_k = self._check_lengths(call.spec, records)
         self._join_nccl(call.place, deadline)
         key = (digest if not backward else self._request(call, False)[1], tokens_q, tokens_k)
@@ -448,7 +449,9 @@ def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
         else:
             _simulate.forward(place, plans, (q, k, v, o, lse), dict(named, deterministic=call.spec.deterministic))
 
-    number.fill_(_run(call, 0, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved)))
+    calls = _run(call, 0, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved))
+    if group:
+        number.fill_(calls)
     return o, lse, saved, number
 
 
