@@ -115,6 +115,23 @@ bool pack_rows(float* out, std::int64_t stride, const RowSource& source, float s
   return Isa::reduce_add((check[0] + check[1]) + (check[2] + check[3])) == 0.0F;
 }
 
+// The same as they are: without a factor, and nobody asks what they hold.
+template <typename Type>
+void copy_rows(float* out, std::int64_t stride, const RowSource& source) {
+  const int rows = source.rows, width = source.width, whole = width - width % kWidth;
+  for (int row = 0; row < rows; ++row, out += stride) {
+    const auto* p = row_at<Type>(source, row);
+    int e = 0;
+    for (; e + 4 * kWidth <= whole; e += 4 * kWidth) {
+      RINGSPAN_UNROLL for (int i = 0; i < 4; ++i) Isa::store(out + e + i * kWidth, Type::load(p + e + i * kWidth));
+    }
+    for (; e < whole; e += kWidth) Isa::store(out + e, Type::load(p + e));
+    if (whole == width) continue;
+    const Reg value = load_up_to<Type>(p + whole, width - whole);
+    whole + kWidth <= stride ? Isa::store(out + whole, value) : Isa::store_partial(out + whole, value, width - whole);
+  }
+}
+
 using BFloat16 = Sixteen<Isa::load_bf16>;
 using Float16 = Sixteen<Isa::load_f16>;
 
@@ -125,6 +142,8 @@ constexpr bool (*kPackPanels[3])(float*, const RowSource&, float) = {pack_panels
                                                                      pack_panels<Float16>};
 constexpr bool (*kPackRows[3])(float*, std::int64_t, const RowSource&, float) = {pack_rows<Float32>, pack_rows<BFloat16>,
                                                                                  pack_rows<Float16>};
+constexpr void (*kCopyRows[3])(float*, std::int64_t, const RowSource&) = {copy_rows<Float32>, copy_rows<BFloat16>,
+                                                                          copy_rows<Float16>};
 
 // ---- the register tile -------------------------------------------------------------------------------------------------
 
@@ -135,10 +154,10 @@ struct Left {
 };
 
 // kRows x kCols registers: store(row, vector, sum over depth of left(row, depth) right[depth][vector]). One line of what is
-// read next is fetched per depth.
-template <int kRows, int kCols, typename Store>
-RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
-                                    const Store& store, Ahead* ahead) {
+// read next is fetched per depth. Right: what `right` is stored in.
+template <int kRows, int kCols, typename Right = Float32, typename Store>
+RINGSPAN_INLINE void multiply_block(const Left& left, const typename Right::Type* right, std::int64_t right_stride,
+                                    std::int64_t depth, const Store& store, Ahead* ahead) {
   Lines lines = next_lines(ahead, depth);
   if (lines.data == nullptr) lines = {reinterpret_cast<const char*>(right), 0, 0};
   Reg sum[kRows][kCols];
@@ -149,7 +168,7 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
   for (std::int64_t k = 0; k < depth; ++k, a += left.depth_stride, right += right_stride, lines.data += lines.stride) {
     fetch(lines.data);
     Reg b[kCols];
-    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Isa::load(right + v * kWidth);
+    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Right::load(right + v * kWidth);
     RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
       const Reg x = Isa::set1(a[r * row_stride]);
       RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::fma(x, b[v], sum[r][v]);
