@@ -115,6 +115,16 @@ TEST(Dense, TwoKeysByHand) {
   EXPECT_NEAR(result.o.values[0], (10 * e1 + 20 * e3) / (e1 + e3), 1e-14);
 }
 
+TEST(Dense, QueriesOfNaNHaveNaN) {
+  Problem p = small_problem();
+  Data data(p);
+  data.q[0] = std::numeric_limits<float>::quiet_NaN();
+  const Result result = dense(p, data.inputs(p), Arithmetic::exact, false);
+  EXPECT_TRUE(std::isnan(result.lse.values[0]));
+  EXPECT_TRUE(std::isnan(result.o.values[0]));
+  EXPECT_TRUE(std::isfinite(result.lse.values[1]));
+}
+
 TEST(Dense, OptionsByHandInTheirOrder) {  // softcap before ALiBi, the sink only in the denominator, dropout last
   Problem p;
   p.tokens_q = 1;

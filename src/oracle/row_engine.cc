@@ -12,6 +12,12 @@ Real minus_infinity() {
   return -std::numeric_limits<Real>::infinity();
 }
 
+// NaN once one of them is.
+template <typename Real>
+Real larger(Real a, Real b) {
+  return b > a || std::isnan(b) ? b : a;
+}
+
 // Scale of the final output: the head_groups dialect divides by the number of branches.
 double output_scale(const Problem& problem) {
   const auto& dilated = problem.pattern.dilated;
@@ -98,8 +104,8 @@ void RowEngine<Policy>::softmax(std::span<const Visible> visible) {
   for (std::size_t s = 0; s < states.size(); ++s) {
     State& state = states[s];
     state.max = minus_infinity<Real>();
-    for (const Real score : state.score) state.max = std::max(state.max, score);
-    max = std::max(max, state.max);
+    for (const Real score : state.score) state.max = larger(state.max, score);
+    max = larger(max, state.max);
     state.sum = 0;
     for (std::size_t x = 0; x < state.score.size(); ++x) {
       state.sum += static_cast<Real>(visible[s].counts[x]) * std::exp(state.score[x] - state.max);

@@ -54,8 +54,8 @@ class Canvas {
   int owner_k(std::int64_t j) const { return owners_k_[static_cast<std::size_t>(j)]; }
 
   std::string title() const {
-    return fmt::format("{}, {} queries x {} keys, {}, {} ranks", problem_.pattern.to_string(), problem_.tokens_q,
-                       problem_.tokens_k, to_string(plans_.front().strategy()), problem_.ranks);
+    return fmt::format("{}, {} queries x {} keys, {}, {} rank{}", problem_.pattern.to_string(), problem_.tokens_q,
+                       problem_.tokens_k, to_string(plans_.front().strategy()), problem_.ranks, problem_.ranks == 1 ? "" : "s");
   }
 
   // "batch 0, heads 0 4 8"

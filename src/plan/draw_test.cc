@@ -49,7 +49,7 @@ TEST(DrawText, ShowsMultiplicitiesAndHeadsThatDiffer) {
   Problem p = problem(4, 1, "dilated:2x1,4x2");
   p.heads = p.kv_heads = 3;
   EXPECT_EQ(draw_text(p, with(Strategy::local)),
-            "dilated:2x1,4x2@longnet, 4 queries x 4 keys, local, 1 ranks\n"
+            "dilated:2x1,4x2@longnet, 4 queries x 4 keys, local, 1 rank\n"
             "head 0 2\n"
             "         AAAA\n"
             "     0 A 211.\n"
