@@ -17,7 +17,8 @@ add_library(ringspan_options INTERFACE)
 target_include_directories(ringspan_options INTERFACE $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/include>
                                                       $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}/src>)
 # The same bits on machines with and without fused multiply-adds; kernels ask for them by name (src/kernels).
-target_compile_options(ringspan_options INTERFACE -Wall -Wextra -Wshadow -Wnon-virtual-dtor -ffp-contract=off)
+target_compile_options(ringspan_options INTERFACE -Wall -Wextra -Wshadow $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
+                       -ffp-contract=off)
 if(RINGSPAN_SANITIZE)
   target_compile_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE})

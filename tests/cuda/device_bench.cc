@@ -14,7 +14,6 @@
 #include <cstring>
 #include <list>
 #include <random>
-#include <regex>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -187,7 +186,11 @@ int main(int argc, char** argv) {
   try {
     return ringspan::testing::bench(argc, argv);
   } catch (const std::exception& error) {
-    const std::string what = std::regex_replace(error.what(), std::regex(R"(["\\])"), R"(\$&)");
+    std::string what;
+    for (const char c : std::string_view(error.what())) {
+      if (c == '"' || c == '\\') what += '\\';
+      what += c;
+    }
     fmt::print("{{\"error\": \"{}\", \"tokens\": \"{}\", \"pattern\": \"{}\"}}\n", what, argc > 7 ? argv[7] : "",
                argc > 8 ? argv[8] : "");
     return 1;
