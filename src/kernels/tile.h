@@ -23,7 +23,7 @@ inline constexpr int kRowBlock = 6;   // rows of a register tile
 inline constexpr int kFewRows = 48;   // forward: queries up to which keys are read in place
 inline constexpr int kScorePad = 16;  // added to the row stride of scores, against cache set conflicts
 // Of a call's own tile sizes: what code of an instruction set has room for on the stack.
-inline constexpr int kMaxQueryTile = 384, kMaxGradQueryTile = 512;
+inline constexpr int kMaxQueryTile = 384, kMaxGradQueryTile = 512, kMaxKeyTile = 1024;
 
 // What packed forms depend on.
 struct TileDims {

@@ -177,40 +177,49 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const typename Right::Type
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) to(r, v, sum[r][v]); }
 }
 
-template <int kRows, typename Store>
-void multiply_rows(int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
-                   const Store& store, Ahead* ahead) {
-  if constexpr (kVectors >= 4) {
-    if (vectors == 4) return multiply_block<kRows, 4>(left, right, right_stride, depth, store, ahead);
-    if (vectors == 3) return multiply_block<kRows, 3>(left, right, right_stride, depth, store, ahead);
+// Blocks below each other of any number of rows. One loop over all of them: what lies between two blocks is time in which
+// nothing is multiplied.
+template <int kCols, typename Store>
+void multiply_blocks(int rows, Left left, const float* right, std::int64_t right_stride, std::int64_t depth, Store store,
+                     Ahead* ahead) {
+  for (; rows >= kRowBlock; rows -= kRowBlock) {
+    multiply_block<kRowBlock, kCols>(left, right, right_stride, depth, store, ahead);
+    left.data += kRowBlock * left.row_stride;
+    store = store.below(kRowBlock);
   }
-  if (vectors == 2) return multiply_block<kRows, 2>(left, right, right_stride, depth, store, ahead);
-  return multiply_block<kRows, 1>(left, right, right_stride, depth, store, ahead);
+  switch (rows) {
+    case 5:
+      return multiply_block<5, kCols>(left, right, right_stride, depth, store, ahead);
+    case 4:
+      return multiply_block<4, kCols>(left, right, right_stride, depth, store, ahead);
+    case 3:
+      return multiply_block<3, kCols>(left, right, right_stride, depth, store, ahead);
+    case 2:
+      return multiply_block<2, kCols>(left, right, right_stride, depth, store, ahead);
+    case 1:
+      return multiply_block<1, kCols>(left, right, right_stride, depth, store, ahead);
+    default:
+      return;
+  }
 }
 
 template <typename Store>
 void multiply(int rows, int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
               const Store& store, Ahead* ahead = nullptr) {
-  switch (rows) {
-    case 6:
-      return multiply_rows<6>(vectors, left, right, right_stride, depth, store, ahead);
-    case 5:
-      return multiply_rows<5>(vectors, left, right, right_stride, depth, store, ahead);
-    case 4:
-      return multiply_rows<4>(vectors, left, right, right_stride, depth, store, ahead);
-    case 3:
-      return multiply_rows<3>(vectors, left, right, right_stride, depth, store, ahead);
-    case 2:
-      return multiply_rows<2>(vectors, left, right, right_stride, depth, store, ahead);
-    default:
-      return multiply_rows<1>(vectors, left, right, right_stride, depth, store, ahead);
+  if constexpr (kVectors >= 4) {
+    if (vectors == 4) return multiply_blocks<4>(rows, left, right, right_stride, depth, store, ahead);
+    if (vectors == 3) return multiply_blocks<3>(rows, left, right, right_stride, depth, store, ahead);
   }
+  if (vectors == 2) return multiply_blocks<2>(rows, left, right, right_stride, depth, store, ahead);
+  return multiply_blocks<1>(rows, left, right, right_stride, depth, store, ahead);
 }
 
+// Where a product goes; below(r): the same of the rows from r on.
 struct Assign {
   float* out;
   std::int64_t stride;
   RINGSPAN_INLINE void operator()(int r, int v, Reg sum) const { Isa::store(out + r * stride + v * kWidth, sum); }
+  RINGSPAN_INLINE Assign below(int r) const { return {out + r * stride, stride}; }
 };
 
 struct Add {
@@ -220,6 +229,7 @@ struct Add {
     float* p = out + r * stride + v * kWidth;
     Isa::store(p, Isa::load(p) + sum);
   }
+  RINGSPAN_INLINE Add below(int r) const { return {out + r * stride, stride}; }
 };
 
 // out = out shrink + sum; the added zero turns -0 into +0, so that a row is the same whatever shares its tile.
@@ -231,6 +241,7 @@ struct ShrinkAndAdd {
     float* p = out + r * stride + v * kWidth;
     Isa::store(p, Isa::fma(Isa::load(p), Isa::set1(shrink[r]), sum) + Isa::zero());
   }
+  RINGSPAN_INLINE ShrinkAndAdd below(int r) const { return {out + r * stride, stride, shrink + r}; }
 };
 
 // Rows of the caller's, not padded: only the first `width` elements from `column` on are there.
@@ -246,30 +257,54 @@ struct AddToRows {
       Isa::store_partial(p, Isa::load_partial(p, n) + sum, n);
     }
   }
+  RINGSPAN_INLINE AddToRows below(int r) const { return {rows + r, column, width}; }
 };
+
+// Of each block of rows the range of columns that a row of it sees.
+constexpr int kMaxBlocks = (kMaxKeyTile + kRowBlock - 1) / kRowBlock;
+inline void ranges_of_blocks(const std::int32_t* begin, const std::int32_t* end, int rows, Range* ranges) {
+  for (int row = 0; row < rows; row += kRowBlock, ++ranges) *ranges = union_of(begin, end, row, at_most(row + kRowBlock, rows));
+}
+
+// run(row, count, range) for the rows whose blocks of `step` rows follow each other and have the same range; none where it is
+// empty. range_of(row): of the block that begins there.
+template <typename RangeOf, typename Run>
+RINGSPAN_INLINE void for_equal_ranges(int rows, int step, const RangeOf& range_of, const Run& run) {
+  Range next = rows > 0 ? range_of(0) : Range{0, 0};
+  for (int row = 0; row < rows;) {
+    const Range range = next;
+    int end = row;
+    do {
+      end += step;
+      if (end < rows) next = range_of(end);
+    } while (end < rows && next.begin == range.begin && next.end == range.end);
+    end = at_most(end, rows);
+    if (!range.empty()) run(row, end - row, range);
+    row = end;
+  }
+}
 
 // out[rows][columns] (op)= left x columns of a packed "columns" matrix, only where blocks of rows have a range; used for the
 // scores of a tile: `depth` is the head dimension.
-template <typename Ranges>
-void multiply_columns(int rows, int columns, const float* left, std::int64_t left_stride, const float* packed, int depth,
-                      float* out, std::int64_t out_stride, const Ranges& range_of, Ahead* ahead = nullptr) {
+inline void multiply_columns(int rows, int columns, const float* left, std::int64_t left_stride, const float* packed, int depth,
+                             float* out, std::int64_t out_stride, const Range* ranges, Ahead* ahead = nullptr) {
   for (int first = 0; first < columns; first += kPanel) {
     const int width = up(at_most(columns - first, kPanel));
     const float* panel = packed + static_cast<std::int64_t>(first) * depth;
-    for (int row = 0; row < rows; row += kRowBlock) {
-      const Range range = range_of(row);
-      const int begin = at_least(down(range.begin) - first, 0);
-      const int end = at_most(up(range.end) - first, width);
-      if (begin >= end) continue;
-      multiply(at_most(kRowBlock, rows - row), (end - begin) / kWidth, Left{left + row * left_stride, left_stride, 1},
-               panel + begin, width, depth, Assign{out + row * out_stride + first + begin, out_stride}, ahead);
-    }
+    const auto seen = [&](int row) {
+      const Range range = ranges[row / kRowBlock];
+      return Range{at_least(down(range.begin) - first, 0), at_most(up(range.end) - first, width)};
+    };
+    for_equal_ranges(rows, kRowBlock, seen, [&](int row, int count, Range range) {
+      multiply(count, (range.end - range.begin) / kWidth, Left{left + row * left_stride, left_stride, 1}, panel + range.begin,
+               width, depth, Assign{out + row * out_stride + first + range.begin, out_stride}, ahead);
+    });
   }
 }
 
 // ---- forward -----------------------------------------------------------------------------------------------------------
 
-TileSizes forward_sizes(const TileDims&) { return {{96, 256}, {kRowBlock, 32}, {kFewRows, 64}, {kMaxQueryTile, 1024}}; }
+TileSizes forward_sizes(const TileDims&) { return {{96, 256}, {kRowBlock, 32}, {kFewRows, 64}, {kMaxQueryTile, kMaxKeyTile}}; }
 
 constexpr std::int64_t score_stride(const TileDims& dims) { return dims.tile.keys + kScorePad; }
 constexpr std::int64_t query_stride(const TileDims& dims) { return (dims.head_dim + 15) / 16 * 16; }
@@ -387,33 +422,21 @@ inline void accumulate_rows(const ForwardTile& tile, const float* panel, int col
 }
 
 void attend_tile(const ForwardTile& tile) {
-  constexpr int kBlocks = (kMaxQueryTile + kRowBlock - 1) / kRowBlock;
-  Range ranges[kBlocks];
+  Range ranges[kMaxBlocks];
+  ranges_of_blocks(tile.begin, tile.end, tile.rows, ranges);
   float shrink[kMaxQueryTile];
-  for (int row = 0; row < tile.rows; row += kRowBlock) {
-    ranges[row / kRowBlock] = union_of(tile.begin, tile.end, row, at_most(row + kRowBlock, tile.rows));
-  }
-  multiply_columns(
-      tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims), static_cast<const float*>(tile.k),
-      tile.dims.head_dim, static_cast<float*>(tile.work), score_stride(tile.dims),
-      [&](int row) { return ranges[row / kRowBlock]; }, tile.ahead);
+  multiply_columns(tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims),
+                   static_cast<const float*>(tile.k), tile.dims.head_dim, static_cast<float*>(tile.work),
+                   score_stride(tile.dims), ranges, tile.ahead);
   for (int row = 0; row < tile.rows; row += kWidth) softmax_rows(tile, row, at_most(kWidth, tile.rows - row), ranges, shrink);
   for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
     const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
     const float* panel = static_cast<const float*>(tile.v) + static_cast<std::int64_t>(column) * tile.keys;
-    for (int row = 0; row < tile.rows; row += kRowBlock) {
-      const int last = at_most(row + kRowBlock, tile.rows);
-      const Range range = ranges[row / kRowBlock];
-      if (range.empty()) continue;
-      if (tile.v_finite) {
-        accumulate_rows(tile, panel, column, width, row, last - row, range, shrink);
-        continue;
-      }
-      for (int r = row; r < last; ++r) {  // row by row over its own keys: 0 inf is NaN
-        const Range own{tile.begin[r], tile.end[r]};
-        if (!own.empty()) accumulate_rows(tile, panel, column, width, r, 1, own, shrink);
-      }
-    }
+    // Where a probability of zero may not meet a value, each row over its own keys: 0 inf is NaN.
+    const auto seen = [&](int row) { return tile.v_finite ? ranges[row / kRowBlock] : Range{tile.begin[row], tile.end[row]}; };
+    for_equal_ranges(tile.rows, tile.v_finite ? kRowBlock : 1, seen, [&](int row, int count, Range range) {
+      accumulate_rows(tile, panel, column, width, row, count, range, shrink);
+    });
   }
 }
 

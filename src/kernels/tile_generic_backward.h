@@ -14,7 +14,7 @@ constexpr std::int64_t row_stride(int width) { return (width + 15) / 16 / 2 * 32
 TileSizes backward_sizes(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
   const int keys = width <= 128 ? 256 : 192;
-  return {{width <= 128 ? 126 : 96, keys}, {kRowBlock, 4 * kWidth}, {30, 64}, {kMaxGradQueryTile, 1024}};
+  return {{width <= 128 ? 126 : 96, keys}, {kRowBlock, 4 * kWidth}, {30, 64}, {kMaxGradQueryTile, kMaxKeyTile}};
 }
 
 // What lies where in the three parts of a backward tile. Queries and d_out are multiplied with scale and output_scale.
@@ -139,52 +139,47 @@ inline void gradient_row(const BackwardTile& tile, const GradientParts& parts, i
 }
 
 // Gradient of keys: out[key] += sum over the rows that see it of weight[row][key] rows[row].
-template <typename Ranges>
-void add_key_gradient(const BackwardTile& tile, const float* weight, const float* rows, std::int64_t row_stride, int width,
-                      float* out, std::int64_t out_stride, const Ranges& range_of) {
+inline void add_key_gradient(const BackwardTile& tile, const float* weight, const float* rows, std::int64_t row_stride,
+                             int width, float* out, std::int64_t out_stride, const Range* ranges) {
   const std::int64_t stride = gradient_stride(tile.dims);
-  const int step = tile.queries_finite ? kRowBlock : 1;  // one by one over its own rows: 0 inf is NaN
+  // Where a gradient of zero may not meet a query, each key over its own rows: 0 inf is NaN.
+  const auto seen = [&](int key) {
+    return tile.queries_finite ? ranges[key / kRowBlock] : Range{tile.row_begin[key], tile.row_end[key]};
+  };
   for (int column = 0; column < width; column += kPanel) {
     const int vectors = up(at_most(width - column, kPanel)) / kWidth;
-    for (int key = 0; key < tile.keys; key += step) {
-      const Range range = step == 1 ? Range{tile.row_begin[key], tile.row_end[key]} : range_of(key);
-      if (range.empty()) continue;
-      multiply(at_most(step, tile.keys - key), vectors, Left{weight + range.begin * stride + key, 1, stride},
-               rows + range.begin * row_stride + column, row_stride, range.end - range.begin,
-               Add{out + key * out_stride + column, out_stride}, tile.ahead);
-    }
+    for_equal_ranges(tile.keys, tile.queries_finite ? kRowBlock : 1, seen, [&](int key, int count, Range range) {
+      multiply(count, vectors, Left{weight + range.begin * stride + key, 1, stride}, rows + range.begin * row_stride + column,
+               row_stride, range.end - range.begin, Add{out + key * out_stride + column, out_stride}, tile.ahead);
+    });
   }
 }
 
 // dq[row] += sum over the keys it sees of ds[row][key] k[key]. The keys in chunks whose panel stays in the first cache.
-template <typename Ranges>
-void add_query_gradient(const BackwardTile& tile, const GradientParts& parts, const Ranges& range_of) {
+inline void add_query_gradient(const BackwardTile& tile, const GradientParts& parts, const Range* ranges) {
   constexpr int kChunk = 128;
-  const int step = tile.keys_finite ? kRowBlock : 1;
   for (int column = 0; column < tile.dims.head_dim; column += kPanel) {
     const int columns = up(at_most(tile.dims.head_dim - column, kPanel));
     const float* panel = parts.k_panels + static_cast<std::int64_t>(column) * tile.keys;
     for (int chunk = 0; chunk < tile.keys; chunk += kChunk) {
-      for (int row = 0; row < tile.rows; row += step) {
-        const Range seen = step == 1 ? Range{tile.key_begin[row], tile.key_end[row]} : range_of(row);
-        const int begin = at_least(seen.begin, chunk), end = at_most(seen.end, chunk + kChunk);
-        if (begin >= end) continue;
-        multiply(at_most(step, tile.rows - row), columns / kWidth, Left{parts.ds + row * parts.stride + begin, parts.stride, 1},
-                 panel + static_cast<std::int64_t>(begin) * columns, columns, end - begin,
+      const auto seen = [&](int row) {
+        const Range range = tile.keys_finite ? ranges[row / kRowBlock] : Range{tile.key_begin[row], tile.key_end[row]};
+        return Range{at_least(range.begin, chunk), at_most(range.end, chunk + kChunk)};
+      };
+      for_equal_ranges(tile.rows, tile.keys_finite ? kRowBlock : 1, seen, [&](int row, int count, Range range) {
+        multiply(count, columns / kWidth, Left{parts.ds + row * parts.stride + range.begin, parts.stride, 1},
+                 panel + static_cast<std::int64_t>(range.begin) * columns, columns, range.end - range.begin,
                  AddToRows{tile.dq + row, column, tile.dims.head_dim});
-      }
+      });
     }
   }
 }
 
 void attend_backward_tile(const BackwardTile& tile) {
   const GradientParts parts(tile);
-  const auto keys_of = [&](int row) {
-    return union_of(tile.key_begin, tile.key_end, row, at_most(row + kRowBlock, tile.rows));
-  };
-  const auto rows_of = [&](int key) {
-    return union_of(tile.row_begin, tile.row_end, key, at_most(key + kRowBlock, tile.keys));
-  };
+  Range keys_of[kMaxBlocks], rows_of[kMaxBlocks];  // by blocks of rows and of keys
+  ranges_of_blocks(tile.key_begin, tile.key_end, tile.rows, keys_of);
+  ranges_of_blocks(tile.row_begin, tile.row_end, tile.keys, rows_of);
   multiply_columns(tile.rows, tile.keys, parts.q, parts.q_stride, parts.k_columns, tile.dims.head_dim, parts.p, parts.stride,
                    keys_of);
   multiply_columns(tile.rows, tile.keys, parts.d_out, parts.d_out_stride, parts.v_columns, tile.dims.head_dim_v, parts.ds,

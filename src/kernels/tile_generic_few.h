@@ -68,21 +68,17 @@ inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float
   const std::int64_t stride = vectors * kWidth;
   for (int first = 0; first < vectors; first += kVectors) {  // of queries
     const int here = at_most(kVectors, vectors - first);
-    const bool is_narrow = here <= kVectors / 2;  // room for the sums of more keys
-    const int block = is_narrow ? kFewKeys : kRowBlock;
-    for (int key = 0; key < count; key += block) {
-      const Left left{keys.data + key * keys.stride, keys.stride, 1};
-      const Assign store{s + key * stride + first * kWidth, stride};
-      if (is_narrow && key + kFewKeys <= count) {
-        here == 1 ? multiply_block<kFewKeys, 1>(left, columns + first * kWidth, stride, depth, store, tile.ahead)
-                  : multiply_block<kFewKeys, kVectors / 2>(left, columns + first * kWidth, stride, depth, store, tile.ahead);
-        continue;
-      }
-      for (int part = 0; part < at_most(block, count - key); part += kRowBlock) {
-        multiply(at_most(kRowBlock, count - key - part), here, Left{left.data + part * keys.stride, keys.stride, 1},
-                 columns + first * kWidth, stride, depth, Assign{store.out + part * stride, stride}, tile.ahead);
+    const auto left = [&](int key) { return Left{keys.data + key * keys.stride, keys.stride, 1}; };
+    const auto store = [&](int key) { return Assign{s + key * stride + first * kWidth, stride}; };
+    int key = 0;
+    if (here <= kVectors / 2) {  // room for the sums of more keys
+      for (; key + kFewKeys <= count; key += kFewKeys) {
+        here == 1 ? multiply_block<kFewKeys, 1>(left(key), columns + first * kWidth, stride, depth, store(key), tile.ahead)
+                  : multiply_block<kFewKeys, kVectors / 2>(left(key), columns + first * kWidth, stride, depth, store(key),
+                                                           tile.ahead);
       }
     }
+    multiply(count - key, here, left(key), columns + first * kWidth, stride, depth, store(key), tile.ahead);
   }
 }
 

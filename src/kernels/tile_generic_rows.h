@@ -99,12 +99,8 @@ inline void few_values(const ForwardTile& tile, const FloatRows& values, const L
   values.in_parts(tile.task_rows > kRowBlock, [&](const FewRows& here, int first, int count) {
     for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
       const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
-      for (int row = 0; row < tile.rows; row += kRowBlock) {
-        multiply(at_most(kRowBlock, tile.rows - row), width / kWidth,
-                 Left{p.data + row * p.row_stride + first * p.depth_stride, p.row_stride, p.depth_stride}, here.data + column,
-                 here.stride, count, ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row},
-                 tile.ahead);
-      }
+      multiply(tile.rows, width / kWidth, Left{p.data + first * p.depth_stride, p.row_stride, p.depth_stride},
+               here.data + column, here.stride, count, ShrinkAndAdd{tile.acc + column, tile.acc_stride, shrink}, tile.ahead);
     }
     if (first == 0) fill(shrink, 0, tile.rows, 1.0F);
   });
