@@ -17,6 +17,7 @@ from worlds import run_ranks
 
 import ringspan.torch as rt
 from ringspan import CommError
+from ringspan.torch import _collectives
 
 HERE = Path(__file__).parent
 
@@ -187,6 +188,41 @@ def _mesh(rank, ranks):
 
 def test_a_dimension_of_a_mesh():
     run_ranks(4, _mesh)
+
+
+def _compiled_with_sharding(rank, ranks):
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
+    x = _whole()[0]
+
+    def step(x):
+        local = sharding.shard(x, rank=rank)
+        o = rt.attention(local, local, local, causal=True, group=dist.group.WORLD, sharding=sharding)
+        loss = sharding.mean_loss(o.square().mean((-1, -2)), group=dist.group.WORLD)
+        return loss, sharding.unshard(o, group=dist.group.WORLD) + sharding.positions(rank).sum()
+
+    results = []
+    for function in (step, torch.compile(step, backend="aot_eager")):
+        leaf = x.clone().requires_grad_()
+        loss, whole = function(leaf)
+        (loss + whole.sum()).backward()
+        results.append((loss, whole, leaf.grad))
+    for plain, compiled in zip(*results):
+        assert torch.equal(plain, compiled)
+
+
+def test_graphs_go_on_after_sharding():
+    run_ranks(2, _compiled_with_sharding)
+
+
+def test_the_end_waits_for_threads_that_have_tensors_of_collectives():
+    tensor = torch.zeros(1)
+    thread_has = [_collectives._own(tensor)]
+    assert thread_has[0].data_ptr() == tensor.data_ptr()
+    holder = threading.Timer(0.2, thread_has.clear)
+    holder.start()
+    _collectives.wait_for_threads()
+    assert not thread_has
+    holder.join()
 
 
 def _unshard(rank, ranks):

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InvalidArgument, Unsupported
+from ..torch._collectives import all_reduce
 from . import _hf_masks
 from ._call import attend, check_offsets, refuse, together
 from ._hf_masks import Mask, Structure
@@ -135,7 +136,7 @@ class Front:
     def _shard_mask(self, batch, tokens_q, structure, attention_mask, problem):
         """Collective: the ranks learn the number of all tokens, and whether one of them has a problem."""
         told = torch.tensor([tokens_q, problem is not None, attention_mask is not None])
-        dist.all_reduce(told, group=self.group)
+        all_reduce(told, self.group)
         self._tokens, problems, masks = told.tolist()
         if problems:
             raise Unsupported(problem or "another rank cannot make its mask, and says why")

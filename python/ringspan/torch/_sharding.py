@@ -1,11 +1,21 @@
 """Sharding of torch tensors: from whole tensors to a rank's part and back, positions, labels and the mean of losses."""
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 import torch.distributed as dist
 
 from .._sharding import Sharding as _Sharding
 from ..errors import InvalidArgument
-from . import _transport
+from . import _collectives, _transport
+
+_Method = TypeVar("_Method", bound=Callable)
+
+
+def _outside_graphs(method: _Method) -> _Method:
+    """torch.compile cannot trace it (NumPy's arrays of the C++ core, collectives): its graph ends before and goes on after."""
+    return torch.compiler.disable(method)
 
 
 class _Unshard(torch.autograd.Function):
@@ -20,7 +30,7 @@ class _Unshard(torch.autograd.Function):
         padded = local.new_zeros((rows, *local.shape[1:]))
         padded[: local.shape[0]] = local
         parts = [torch.empty_like(padded) for _ in range(sharding.ranks)]
-        dist.all_gather(parts, padded, group=group)
+        _collectives.all_gather(parts, padded, group)
         whole = local.new_empty((sharding.tokens, *local.shape[1:]))
         for rank, part in enumerate(parts):
             positions = sharding.index(rank).to(whole.device)
@@ -32,7 +42,7 @@ class _Unshard(torch.autograd.Function):
     def backward(ctx, grad):
         grad = grad.contiguous().clone()
         group = _transport.group_named(ctx.group)
-        dist.all_reduce(grad, group=group)
+        _collectives.all_reduce(grad, group)
         return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(group)).to(grad.device)), None, None, None
 
 
@@ -42,7 +52,7 @@ class _SumOverRanks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, value, group):
         value = value.clone()
-        dist.all_reduce(value, group=group)
+        _collectives.all_reduce(value, group)
         return value
 
     @staticmethod
@@ -61,14 +71,17 @@ class Sharding(_Sharding):
     ```
     """
 
+    @_outside_graphs
     def index(self, rank: int) -> torch.Tensor:
         """positions(rank) as a tensor of int64."""
         return torch.from_numpy(super().positions(rank).copy())
 
+    @_outside_graphs
     def positions(self, rank: int) -> torch.Tensor:
         """The global positions of the rank's tokens, in the order in which it stores them: what RoPE needs."""
         return self.index(rank)
 
+    @_outside_graphs
     def shard(self, tensor: torch.Tensor, *, rank: int | None = None, group=None, dim: int = 1) -> torch.Tensor:
         """The rank's part of a whole tensor; differentiable. Without a rank: this process's in the group."""
         if rank is None:
@@ -78,6 +91,7 @@ class Sharding(_Sharding):
         self._check_dim(tensor, dim, self.tokens)
         return tensor.index_select(dim, self.positions(rank).to(tensor.device))
 
+    @_outside_graphs
     def unshard(self, tensor: torch.Tensor | list[torch.Tensor], *, group=None, dim: int = 1) -> torch.Tensor:
         """The whole tensor on every rank, from each rank's part; or, without a group, from the list of all parts. Differentiable:
         a rank's part gets the sum of the gradients that the ranks have for it."""
@@ -97,6 +111,7 @@ class Sharding(_Sharding):
         self._check_dim(tensor, dim, self.rows(dist.get_rank(group)))
         return _Unshard.apply(tensor, self, group, dim % tensor.dim())
 
+    @_outside_graphs
     def next_labels(
         self, tokens: torch.Tensor, *, rank: int, dim: int = 1, ignore_index: int = -100, cu_seqlens=None
     ) -> torch.Tensor:
@@ -111,6 +126,7 @@ class Sharding(_Sharding):
             labels.index_fill_(dim, last, ignore_index)
         return self.shard(labels, rank=rank, dim=dim)
 
+    @_outside_graphs
     def mean_loss(
         self, losses: torch.Tensor, *, group, labels: torch.Tensor | None = None, ignore_index: int = -100
     ) -> torch.Tensor:
@@ -128,7 +144,7 @@ class Sharding(_Sharding):
         else:
             count = torch.tensor(float(losses.numel()), dtype=torch.float64, device=losses.device)
         count = count.clone()
-        dist.all_reduce(count, group=group)
+        _collectives.all_reduce(count, group)
         total = _SumOverRanks.apply(losses.sum(dtype=torch.float32), group)
         return total / count.clamp(min=1.0).to(total.dtype)
 
