@@ -9,6 +9,7 @@ import atexit
 import time
 import weakref
 
+import torch
 import torch.distributed as dist
 
 _MOST_SECONDS = 5.0  # at the end, where a collective hangs
@@ -25,12 +26,14 @@ def _drop_ended():
     _held[:] = [reference for reference in _held if reference() is not None]
 
 
+@torch.compiler.disable
 def all_reduce(tensor, group):
     """In place, the sum over the ranks."""
     _drop_ended()
     dist.all_reduce(_own(tensor), group=group)
 
 
+@torch.compiler.disable
 def all_gather(parts, tensor, group):
     _drop_ended()
     dist.all_gather([_own(part) for part in parts], _own(tensor), group=group)
