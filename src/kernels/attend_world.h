@@ -66,15 +66,15 @@ class Tensor {
   }
   // Whether every byte outside the elements still has its pattern.
   bool gaps_intact() const {
-    std::vector<bool> used(bytes_.size(), false);
+    if (bytes_.empty()) return true;
+    std::vector<std::byte> gaps = bytes_;
+    const auto row_bytes = static_cast<std::size_t>(width_ * size_of(dtype_));
     for (std::int64_t b = 0; b < batch_; ++b)
       for (std::int64_t r = 0; r < rows_; ++r)
         for (std::int64_t h = 0; h < heads_; ++h)
-          std::fill_n(used.begin() + offset(b, r, h, 0) * size_of(dtype_), width_ * size_of(dtype_), true);
-    for (std::size_t i = 0; i < bytes_.size(); ++i) {
-      if (!used[i] && bytes_[i] != std::byte{0xff}) return false;
-    }
-    return true;
+          std::memset(gaps.data() + offset(b, r, h, 0) * size_of(dtype_), 0xff, row_bytes);
+    const std::vector<std::byte> pattern(gaps.size(), std::byte{0xff});
+    return std::memcmp(gaps.data(), pattern.data(), gaps.size()) == 0;
   }
   const std::vector<std::byte>& bytes() const { return bytes_; }
   void* at(std::int64_t b, std::int64_t r, std::int64_t h) { return bytes_.data() + offset(b, r, h, 0) * size_of(dtype_); }
