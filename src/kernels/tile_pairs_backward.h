@@ -21,7 +21,7 @@ TileSizes backward_sizes_pairs(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
   const int keys = width <= 64 ? 384 : width <= 128 ? 256 : 128;
   const int own = dims.dtype == kFloat32Type ? (width <= 64 ? 256 : keys * 3 / 4) : keys;
-  return {{128, own}, {kPairRows, 32}, {kPairRows, 32}, {kMaxGradQueryTile, 1024}};
+  return {{128, own}, {kPairRows, 32}, {kPairRows, 32}, {kMaxGradQueryTile, kMaxKeyTile}};
 }
 
 // Where everything of a backward tile lies.

@@ -11,7 +11,7 @@ namespace {
 // twice as many pay in bfloat16 at a depth of 64, not at 32 nor at 128.
 TileSizes forward_sizes_pairs(const TileDims& dims) {
   const int keys = dims.dtype == 1 && up32(dims.head_dim) == 64 ? 1024 : 512;
-  return {{192, keys}, {kPairRows, 32}, {kFewRows, 64}, {kMaxQueryTile, 1024}};
+  return {{192, keys}, {kPairRows, 32}, {kFewRows, 64}, {kMaxQueryTile, kMaxKeyTile}};
 }
 
 constexpr std::int64_t score_stride(const TileDims& dims) { return dims.tile.keys + kScorePad; }

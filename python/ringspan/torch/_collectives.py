@@ -35,12 +35,14 @@ def all_reduce(tensor, group):
 
 @torch.compiler.disable
 def all_gather(parts, tensor, group):
+    """Into `parts`, one tensor per rank, each rank's tensor; all have one shape."""
     _drop_ended()
     dist.all_gather([_own(part) for part in parts], _own(tensor), group=group)
 
 
 @atexit.register
 def wait_for_threads():
+    """Until no collective's tensor is held any more, or _MOST_SECONDS."""
     end = time.monotonic() + _MOST_SECONDS
     while time.monotonic() < end:
         _drop_ended()
