@@ -225,6 +225,26 @@ TEST_P(AttendTest, DenormalOperands) {
   expect_forward(world, {world.whole()}, "denormals");
 }
 
+// One key has all the weight but for e^-distance of each of the others.
+TEST_P(AttendTest, DenormalProbabilitiesAreZero) {
+  if (kernel().name.ends_with("_reference")) GTEST_SKIP() << "computes as the C library does";
+  for (const std::string_view device : {"_gpu", "_cuda"}) {
+    if (kernel().name.find(device) != std::string_view::npos) GTEST_SKIP() << "denormal numbers are as fast as others there";
+  }
+  for (const double distance : {80.0, 90.0}) {
+    World world(spec(20, 70, 16));
+    world.q.fill(0), world.k.fill(0), world.v.fill(dtype() == DType::float16 ? 6e4 : 1e30);
+    for (std::int64_t row = 0; row < 20; ++row) world.q.set(0, row, 0, 0, 4);
+    for (std::int64_t key = 0; key < 70; ++key) world.k.set(0, key, 0, 0, key == 33 ? 0 : -distance);
+    for (int e = 0; e < 16; ++e) world.v.set(0, 33, 0, e, 0);
+    run_kernel(kernel(), world, {world.whole()});
+    for (std::int64_t row = 0; row < 20; ++row) {
+      EXPECT_EQ(world.l.get(0, row, 0, 0), 1) << row;
+      EXPECT_EQ(world.acc.get(0, row, 0, 7) > 0, distance == 80) << row << ": " << world.acc.get(0, row, 0, 7);
+    }
+  }
+}
+
 TEST_P(AttendTest, SameBitsForAnyNumberOfThreads) {
   const bool slow = kernel().name.ends_with("_reference");
   for (const std::uint64_t seed : {3, 14, 15}) {

@@ -31,7 +31,9 @@ struct Isa {
   static Reg fma(Reg a, Reg b, Reg c) { return _mm512_fmadd_ps(a, b, c); }
   static Reg max(Reg a, Reg b) { return _mm512_max_ps(a, b); }
   static Reg fraction(Reg x) { return _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC); }
-  static Reg ldexp(Reg x, Reg n) { return _mm512_scalef_ps(x, n); }
+  static Reg ldexp(Reg x, Reg n) {
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(n, _mm512_set1_ps(-126.0F), _CMP_NLT_UQ), x, n);
+  }
   static float reduce_add(Reg x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(Reg x) { return _mm512_reduce_max_ps(x); }
   template <int kCount>

@@ -32,13 +32,9 @@ struct Isa {
   static Reg fma(Reg a, Reg b, Reg c) { return vfmaq_f32(c, a, b); }
   static Reg max(Reg a, Reg b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
   static Reg round(Reg x) { return vrndnq_f32(x); }
-  static Reg ldexp(Reg x, Reg n) {  // in two steps, so that results below 2^-126 are right
-    const int32x4_t whole = vcvtnq_s32_f32(n);
-    const int32x4_t half = vshrq_n_s32(whole, 1);
-    const int32x4_t bias = vdupq_n_s32(127);
-    const int32x4_t first = vshlq_n_s32(vaddq_s32(half, bias), 23);
-    const int32x4_t second = vshlq_n_s32(vaddq_s32(vsubq_s32(whole, half), bias), 23);
-    return vmulq_f32(vmulq_f32(x, vreinterpretq_f32_s32(first)), vreinterpretq_f32_s32(second));
+  static Reg ldexp(Reg x, Reg n) {
+    const int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
+    return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
   }
   static float reduce_add(Reg x) { return vaddvq_f32(x); }
   static float reduce_max(Reg x) {

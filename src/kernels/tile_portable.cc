@@ -39,12 +39,10 @@ struct Isa {
     const Reg shift = set1(0x1.8p23F);
     return (x + shift) - shift;
   }
-  static Reg ldexp(Reg x, Reg n) {  // in two steps, so that results below 2^-126 are right; NaN in x stays, whatever n is
+  static Reg ldexp(Reg x, Reg n) {  // NaN in x stays, whatever n is
     const Reg shift = set1(0x1.8p23F);
     const Ints whole = reinterpret_cast<Ints>(n + shift) - reinterpret_cast<Ints>(shift);
-    const Ints half = whole >> 1;
-    const Ints first = (half + 127) << 23, second = (whole - half + 127) << 23;
-    return x * reinterpret_cast<Reg>(first) * reinterpret_cast<Reg>(second);
+    return x * reinterpret_cast<Reg>((whole + 127) << 23);
   }
   static float reduce_add(Reg x) { return (x[0] + x[2]) + (x[1] + x[3]); }
   static float reduce_max(Reg x) {

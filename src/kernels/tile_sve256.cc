@@ -31,7 +31,9 @@ struct Isa {
   static Reg fma(Reg a, Reg b, Reg c) { return svmla_f32_x(all(), c, a, b); }
   static Reg max(Reg a, Reg b) { return svsel_f32(svcmpgt_f32(all(), a, b), a, b); }
   static Reg round(Reg x) { return svrintn_f32_x(all(), x); }
-  static Reg ldexp(Reg x, Reg n) { return svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)); }
+  static Reg ldexp(Reg x, Reg n) {
+    return svsel_f32(svcmplt_n_f32(all(), n, -126.0F), zero(), svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)));
+  }
   static float reduce_add(Reg x) { return svaddv_f32(all(), x); }
   static float reduce_max(Reg x) { return svmaxnmv_f32(all(), x); }
   static void transpose(Reg (&t)[8]) {
