@@ -18,7 +18,7 @@ namespace ringspan {
 std::vector<std::string> device_report();
 
 // Memory of a device (not "cpu"), and synchronous copies. Throws DeviceError, Unsupported, or InvalidArgument for an unknown
-// name. One thread at a time.
+// name. One thread at a time. One that was moved from may only be assigned to or destroyed.
 class DeviceBuffer {
  public:
   enum class Place : std::uint8_t {

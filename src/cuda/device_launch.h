@@ -21,6 +21,8 @@ cudaError_t launch_gradient_warpgroups(Gradient gradient, const AttendArguments&
 template <DType kType>
 cudaError_t launch_gradient_typed(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
                                   cudaStream_t stream);
+// An error where nothing was compiled for the current device.
+cudaError_t find_kernels();
 cudaError_t launch_rows(const RowArguments& arguments, std::int64_t blocks, cudaStream_t stream);
 cudaError_t launch_sink_gradient(const SinkArguments& arguments, cudaStream_t stream);
 cudaError_t launch_sum_sinks(const SinkArguments& arguments, cudaStream_t stream);

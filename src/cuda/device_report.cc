@@ -40,7 +40,7 @@ std::vector<std::string> cuda_report() {
   int driver = 0;
   static_cast<void>(cudaRuntimeGetVersion(&runtime));
   static_cast<void>(cudaDriverGetVersion(&driver));
-  lines.push_back(fmt::format("cuda: compiled with CUDA {}", version_text(runtime)));
+  lines.push_back(fmt::format("cuda: compiled with CUDA {} for {}", version_text(runtime), RINGSPAN_CUDA_ARCHITECTURES));
   if (driver == 0) {
     lines.push_back("cuda: no CUDA driver found; everything runs on the CPU");
     return lines;

@@ -25,6 +25,11 @@ __global__ void __launch_bounds__(kRowThreads) sum_sinks_kernel(const __grid_con
 
 }  // namespace
 
+cudaError_t find_kernels() {
+  cudaFuncAttributes attributes{};
+  return cudaFuncGetAttributes(&attributes, rows_kernel);
+}
+
 cudaError_t launch_rows(const RowArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
   rows_kernel<<<static_cast<unsigned>(blocks), kRowThreads, 0, stream>>>(arguments);
   return cudaGetLastError();

@@ -88,12 +88,24 @@ class CudaRuntime final : public Runtime {
       throw Unsupported(fmt::format("{} has compute capability {}.{}; the kernels need 8.0 or newer", name_, properties.major,
                                     properties.minor));
     }
+    check_kernels(properties);
     compute_capability_ = 10 * properties.major + properties.minor;
     shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
     has_warpgroups_ = RINGSPAN_CUDA_SM90A && properties.major == 9 && properties.minor == 0;
     if (owns_stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
     for (cudaEvent_t& event : events_)
       check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cannot create an event on " + name_);
+  }
+
+  void check_kernels(const cudaDeviceProp& properties) const {
+    const RelaxedCapture relaxed;  // what is loaded here may be allocated
+    const cudaError_t status = find_kernels();
+    if (status != cudaErrorNoKernelImageForDevice) return check(status, "cannot load kernels for " + name_);
+    forget_error();
+    throw Unsupported(
+        fmt::format("{} has compute capability {}.{}, and this library was compiled for {}: build it with "
+                    "RINGSPAN_CUDA_ARCHITECTURES=native",
+                    name_, properties.major, properties.minor, RINGSPAN_CUDA_ARCHITECTURES));
   }
 
   ~CudaRuntime() override {

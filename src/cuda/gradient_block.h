@@ -252,16 +252,16 @@ class GradientBlock {
           const float lse = kOwnsQueries ? row_lse_[thread][half] : column_lse_[column];
           const float delta = kOwnsQueries ? row_delta_[thread][half] : column_delta_[column];
           const float capped = p_[thread][index];
-          float score = caps ? capped : params_.scale * capped;
-          if constexpr (!kPlain) score -= alibi(half, j * 8 + e);
-          const float exponent = score - lse;
+          float shift = -lse;
+          if constexpr (!kPlain) shift -= alibi(half, j * 8 + e);
+          // fmaf: the same bits, plain or not, whatever products and sums a compiler joins
+          const float exponent = caps ? capped + shift : fmaf(params_.scale, capped, shift);
           const float p = exponent > 0.0F ? 1.0F : M::template exp<P::kType>(exponent);  // NaN stays NaN
           const bool dropped = drops && is_set(dropped_[thread], index);
           const bool sees = kPlain || (visible.sees(half, column) && lse != kMinusInfinity);
           p_[thread][index] = sees && !dropped ? factor * p : kRefused;
           if constexpr (kScoreGradient) {
-            const float dp = dropped ? 0.0F : factor * ds_[thread][index];
-            float ds = p * (dp - delta);
+            float ds = p * (dropped ? -delta : fmaf(factor, ds_[thread][index], -delta));
             if (caps) {
               const float t = capped * inverse_cap;
               ds *= 1.0F - t * t;
