@@ -58,7 +58,7 @@ struct Block {
 
 // Grammar, one string (docs/cli.md has the whole of it); spaces may stand between its parts:
 //   pattern := term { '&' term }
-//   term    := full | causal | window:L,R | documents | prefix:P | block:Q0-Q1,K0-K1[,kind] {';' ...} | dilated {'+' dilated}
+//   term    := full | causal | window:L,R | documents | prefix:P | block:[Q0-Q1,K0-K1[,kind] {';' ...}] | dilated {'+' dilated}
 //   kind    := full | causal | inverse_causal | band(LO,HI)
 //   dilated := dilated:branch{,branch}, branch := WxR | geometric(W,RATIO,COUNT): COUNT branches (W RATIO^i) x RATIO^i
 //   with '@top_left' or '@bottom_right' after any term (one alignment for the whole pattern), and '@longnet', '@torchscale',

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <utility>
 
 #include "oracle/multiplicity.h"
 
@@ -176,6 +177,47 @@ TEST(Dense, PaddingHasNoSink) {
   };
   EXPECT_EQ(lse(1, 3, 1), data.sinks[3]);  // a query without keys, but not padding
   EXPECT_EQ(lse(1, 3, 2), -kInfinity);
+}
+
+TEST(Dense, AnInfiniteSinkTakesAllWeight) {
+  Problem p = small_problem();
+  p.sinks = true;
+  Data data(p);
+  std::fill(data.sinks.begin(), data.sinks.end(), std::numeric_limits<float>::infinity());
+  data.sinks[1] = -std::numeric_limits<float>::infinity();  // none
+  const Result result = dense(p, data.inputs(p), Arithmetic::exact, true);
+  for (std::size_t x = 0; x < result.o.values.size(); ++x) {
+    if (x / 2 % 4 != 1) EXPECT_EQ(result.o.values[x], 0.0);
+  }
+  for (std::size_t x = 0; x < result.dq.values.size(); ++x) {
+    if (x / 3 % 4 != 1) EXPECT_EQ(result.dq.values[x], 0.0);
+  }
+  for (std::size_t x = 0; x < result.lse.values.size(); ++x) {
+    EXPECT_EQ(result.lse.values[x] == kInfinity, x / 5 % 4 != 1);
+  }
+  EXPECT_TRUE(std::isnan(result.dsinks.values[0]));  // a derivative at infinity
+  EXPECT_EQ(result.dsinks.values[1], 0.0);
+}
+
+TEST(Dense, DroppedPairsAreVisible) {  // their weight is p times 0
+  Problem p = small_problem();
+  p.dropout = 0.25F;
+  Data data(p);
+  Inputs inputs = data.inputs(p);
+  inputs.dropped = [](std::int64_t, std::int64_t, std::int64_t, std::int64_t j, int) { return j == 0; };
+  const auto with = [&](std::vector<float>& tensor, float value) {
+    const float before = std::exchange(tensor[0], value);
+    const Result result = dense(p, inputs, Arithmetic::exact, true);
+    tensor[0] = before;
+    return result;
+  };
+  const Result score = with(data.k, std::numeric_limits<float>::quiet_NaN());
+  EXPECT_TRUE(std::isnan(score.o.values[0]));
+  EXPECT_TRUE(std::isnan(score.dv.values[0]));
+  const Result value = with(data.v, std::numeric_limits<float>::infinity());
+  EXPECT_TRUE(std::isnan(value.o.values[0]));
+  EXPECT_FALSE(std::isnan(value.o.values[1]));  // of another column
+  EXPECT_TRUE(std::isnan(value.dq.values[0]));
 }
 
 TEST(Dense, HiddenKeysNeverMatter) {

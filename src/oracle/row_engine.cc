@@ -112,7 +112,7 @@ void RowEngine<Policy>::softmax(std::span<const Visible> visible) {
     }
     state.lse = state.score.empty() ? minus_infinity<Real>() : state.max + std::log(state.sum);
   }
-  Real sum = std::isinf(sink_) ? Real{0} : std::exp(sink_ - max);
+  Real sum = sink_ == minus_infinity<Real>() ? Real{0} : sink_ == max ? Real{1} : std::exp(sink_ - max);
   for (const State& state : states) {
     if (!state.score.empty()) sum += state.sum * std::exp(state.max - max);
   }
@@ -140,7 +140,7 @@ void RowEngine<Policy>::outputs(const RowCoordinates& row, const KeyBlock<Real>&
       for (std::size_t x = 0; x < state.p.size(); ++x) {
         const std::int64_t j = block.range.begin + visible[s].keys[x];
         const bool dropped = inputs_.dropped(row.batch, row.head, row.i, j, static_cast<int>(s));
-        state.dropped_p[x] = dropped ? Real{0} : Policy::round(state.p[x] * keep_scale_);
+        state.dropped_p[x] = Policy::round(state.p[x] * (dropped ? Real{0} : keep_scale_));
       }
     }
     state.o.assign(o.size(), Real{0});
@@ -168,7 +168,7 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
     Real delta = 0;
     for (std::size_t x = 0; x < count; ++x) {
       const bool dropped = problem_.dropout > 0.0F && state.dropped_p[x] == 0;
-      state.dp[x] = dropped ? Real{0} : Policy::round(Policy::round(state.dp[x]) * keep_scale_);
+      state.dp[x] = Policy::round(Policy::round(state.dp[x]) * (dropped ? Real{0} : keep_scale_));
       delta += state.p[x] * state.dp[x];
     }
     sink_delta += delta;
@@ -186,10 +186,10 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
   }
   for (Real& value : dq) value = Policy::round(value);
   dsink_size = 0;
-  if (std::isinf(sink_)) return;
+  if (sink_ == minus_infinity<Real>()) return;
   // The weights of several states are detached, so that only lse reaches the sink.
   if (states.size() > 1) sink_delta = 0;
-  const Real p = Policy::round(std::exp(sink_ - lse));
+  const Real p = Policy::round(std::exp(sink_ - lse));  // NaN of an infinite sink, as inf - inf is
   dsink = Policy::round(p * (d_lse_ - sink_delta));
   dsink_size = static_cast<double>(p) *
                (do_norms.two * norms_of(o.data(), problem_.head_dim_v).two + std::abs(static_cast<double>(d_lse_)));

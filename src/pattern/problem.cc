@@ -123,6 +123,7 @@ void Problem::validate() const {
   validate_blocks(*this);
   validate_scores(*this);
   require(ranks >= 1, "ranks ({}) must be at least 1", ranks);
+  require(ranks <= internal::kMaxRanks, "ranks ({}) must be at most {}", ranks, internal::kMaxRanks);
   validate_sharding("sharding_q", sharding_q, tokens_q, ranks);
   validate_sharding("sharding_k", sharding_k, tokens_k, ranks);
 }

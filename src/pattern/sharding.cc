@@ -11,6 +11,7 @@
 #include "base/arithmetic.h"
 #include "base/int128.h"
 #include "pattern/slice.h"
+#include "pattern/validate.h"
 #include "ringspan/error.h"
 
 namespace ringspan {
@@ -223,6 +224,7 @@ class ListParser {
     const char* begin = text_.data() + at_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
     if (error != std::errc{} || *begin == '-') fail("expected a position");
+    if (value >= internal::kMaxTokens) fail(fmt::format("{} is beyond the most tokens ({})", value, internal::kMaxTokens));
     at_ += static_cast<std::size_t>(end - begin);
     return value;
   }

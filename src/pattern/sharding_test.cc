@@ -134,6 +134,9 @@ TEST(Sharding, TextErrorsPointAtTheCharacter) {
   EXPECT_THAT(parse_message("explicit:0-9:0"), HasSubstr("expected a stride of at least 1"));
   EXPECT_THAT(parse_message("explicit:0-9/3"), HasSubstr("expected ',', ';' or the end"));
   EXPECT_THAT(parse_message("explicit:99999999999999999999"), HasSubstr("expected a position"));
+  EXPECT_EQ(parse_message("explicit:0-9223372036854775807"),
+            "sharding: 9223372036854775807 is beyond the most tokens (1099511627776)\n  explicit:0-9223372036854775807\n"
+            "             ^");
 }
 
 TEST(Sharding, UnsoundListsAreRefused) {
