@@ -107,8 +107,8 @@ struct PlanOptions {
 enum class Pass : std::uint8_t { forward, backward };
 
 struct MemoryLine {
-  // q, k, v, o, lse, ... of the caller; buckets, staging, state, gradients, saved, scratch of the arena; beside the arena, in
-  // plans for a device: task lists, pinned task lists, pinned messages.
+  // q, k, v, o, lse, ... of the caller; buckets, staging, state, gradients, saved, scratch, alignment and what only the other
+  // pass uses of the arena; beside the arena, in plans for a device: task lists, pinned task lists, pinned messages.
   std::string component{};
   std::int64_t bytes = 0;
   bool in_arena = false;
@@ -127,6 +127,7 @@ struct Rejected {
   std::string candidate{};
   std::string reason{};
   std::int64_t nanoseconds = 0;  // the model's time; 0 where it was not computed
+  bool at_least = false;         // the time: it lost before all of it was known
 };
 
 // The kernel of a pass on this rank.
@@ -178,6 +179,9 @@ class Plan {
   std::string pairs() const;  // (batch, head, i, j) pairs that this rank computes, 128-bit decimal
   double flops(Pass pass) const;
   std::int64_t modelled_nanoseconds() const;
+  // Of the slowest of the ranks whose plans made the choice, comparable with the times of rejected(); 0: there was no choice.
+  std::int64_t slowest_nanoseconds() const;
+  int ranks_looked_at() const;
   std::vector<Rejected> rejected() const;
   std::int64_t excess_rows() const;  // rows received beyond those read (covering progressions)
 

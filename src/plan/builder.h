@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "plan/box.h"
+#include "plan/near.h"
 
 namespace ringspan::internal {
 
@@ -29,6 +29,8 @@ struct Entry {
   std::vector<Loc> m, l, acc, delta;  // query side, one per state
   Loc k, v, dk, dv;                   // key side
 };
+
+inline const Box& box_of(const Entry& entry) { return entry.box; }
 
 RowRef ref(const Loc& loc, const Box& box, const Progression& positions);
 

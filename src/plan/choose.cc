@@ -3,21 +3,22 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <limits>
-#include <optional>
+#include <utility>
 
-#include "pattern/lower.h"
 #include "plan/capability.h"
 #include "plan/cost.h"
+#include "plan/load.h"
 #include "plan/strategy.h"
 #include "ringspan/error.h"
 
 namespace ringspan::internal {
 namespace {
 
-constexpr int kSampledRanks = 16;              // all ranks up to this many, else evenly spaced ones
-constexpr std::int64_t kAutoBuckets = 32;      // a chunk travels in about this many buckets ...
-constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, twice as many of 16 bits, unless measured
+constexpr int kAllRanks = 16;                    // so many ranks are all looked at, however long it takes ...
+constexpr std::size_t kFewRanks = 8;             // ... of more at least so many, and those that have the most of something ...
+constexpr std::int64_t kEnoughEffort = 200'000;  // ... and as many others as this allows
+constexpr std::int64_t kAutoBuckets = 32;        // a chunk travels in about this many buckets ...
+constexpr std::int64_t kAutoBucketRows = 256;    // ... of at least this many rows, twice as many of 16 bits, unless measured
 constexpr std::int64_t kSmallestBucketRows = 16;
 constexpr std::int64_t kAutoPieceRows = 16'384;  // from the host: more than hide their copies, see docs/cuda.md ...
 constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this, over the root of the ranks
@@ -42,60 +43,51 @@ void resolve_bucket(Setting& setting) {
   setting.bucket_rows = std::min(rows, std::max(least, share));
 }
 
-std::vector<int> sampled_ranks(int ranks) {
-  std::vector<int> sample;
-  const int count = std::min(ranks, kSampledRanks);
-  for (std::int64_t i = 0; i < count; ++i) sample.push_back(count == 1 ? 0 : static_cast<int>(i * (ranks - 1) / (count - 1)));
-  return sample;
-}
-
-struct Outcome {
-  Int128 nanoseconds = 0;
-  std::int64_t bytes = 0;
-  MemoryLine dominating;
-};
-
-// The slowest and the largest of the sampled ranks.
-Outcome evaluate(const Setting& setting) {
-  Outcome outcome;
-  for (const int rank : sampled_ranks(setting.ranks())) {
-    const PlanData data = build_plan(setting, rank);
-    outcome.nanoseconds = std::max(outcome.nanoseconds, data.nanoseconds);
-    const std::int64_t bytes = peak_bytes_of_any(data);
-    if (bytes > outcome.bytes) {
-      outcome.bytes = bytes;
-      outcome.dominating = dominating(data);
-    }
+// The ranks in the order in which they are looked at: those that have the most of something, then the others, each far from all
+// before it and in step with no period of a pattern (multiples of the golden ratio, modulo 1).
+std::vector<int> looking_order(const std::vector<int>& first, int ranks) {
+  std::vector<int> order = first;
+  std::vector<bool> is_in(static_cast<std::size_t>(ranks));
+  for (const int rank : first) is_in[static_cast<std::size_t>(rank)] = true;
+  std::uint64_t place = 0;
+  while (order.size() < is_in.size()) {
+    place += 0x9e3779b97f4a7c15u;
+    const auto rank = static_cast<std::size_t>(((place >> 32) * static_cast<std::uint64_t>(ranks)) >> 32);
+    if (!is_in[rank]) order.push_back(static_cast<int>(rank));
+    is_in[rank] = true;
   }
-  return outcome;
+  return order;
 }
 
-// Halves the bucket until the plan fits the budget; where none does, takes the smallest plan that was tried.
-Outcome fit(Setting& setting) {
-  resolve_bucket(setting);
-  Outcome best = evaluate(setting);
-  std::int64_t best_rows = setting.bucket_rows;
-  const std::int64_t budget = setting.options.memory_budget;
-  const bool is_free = setting.has_buckets() && setting.options.bucket_rows == PlanOptions::kBucketAuto;
-  while (is_free && budget > 0 && best.bytes > budget && setting.bucket_rows > kSmallestBucketRows) {
-    const std::int64_t larger = setting.bucket_rows;
-    setting.bucket_rows = std::max(kSmallestBucketRows, larger / 2);
-    if (setting.last_stage() > setting.most_stages()) break;
-    const Outcome outcome = evaluate(setting);
-    if (outcome.bytes >= best.bytes) continue;
-    best = outcome;
-    best_rows = setting.bucket_rows;
-    setting.bucket_source = SizeSource::budget;
+// What making a plan took, about in microseconds: counted in what does not depend on a rank's kernels, as launches do, since
+// all ranks must come to the same number.
+std::int64_t effort_of(const PlanData& data) {
+  auto effort = static_cast<std::int64_t>(data.problem.ranks);
+  for (const Program* program : {&data.forward, &data.backward}) {
+    effort += program->visited_slices + static_cast<std::int64_t>(program->attend_items.size() + program->bundles.size());
   }
-  setting.bucket_rows = best_rows;
-  return best;
+  return effort;
 }
 
+// A strategy with a bucket size, and what is known of it so far.
 struct Candidate {
   PlanOptions options;
   std::string name;
-  std::size_t place = 0;  // among equally fast ones the first wins
-  int computing = 0;      // how many ranks compute
+  std::size_t place = 0;    // among equally fast ones the first wins
+  Int128 computing = 0;     // nanoseconds that the rank with the most pairs computes
+  Int128 least = 0;         // nanoseconds that it takes whatever its bucket
+  int busiest = 0;          // that rank
+  bool may_shrink = false;  // its bucket, for a memory budget
+  std::int64_t bucket_rows = 0;
+  SizeSource bucket_source = SizeSource::standard;
+
+  // The most of the ranks that were looked at.
+  Int128 nanoseconds = 0;
+  std::int64_t bytes = 0;
+  MemoryLine dominating;
+  int looked_at = 0;
+  std::size_t next = 0;  // of the order
+  std::int64_t effort = 0;
 };
 
 std::vector<PlanOptions> candidate_options(const Problem& problem, const PlanOptions& options) {
@@ -138,24 +130,39 @@ class Chooser {
   }
 
   Choice choose() {
-    std::vector<Candidate> list = candidates();
+    const std::vector<PlanOptions> list = candidate_options(*setting_.problem, options_);
     const bool single = list.size() == 1;
-    for (const Candidate& candidate : list) {
-      setting_.options = candidate.options;
-      const std::string reason = refusal(candidate);
+    for (std::size_t place = 0; place < list.size(); ++place) {
+      Candidate candidate;
+      candidate.options = setting_.options = list[place];
+      candidate.name = to_string(list[place].strategy);
+      if (list[place].strategy == Strategy::local) candidate.name += fmt::format(":{}", list[place].computing_ranks);
+      candidate.place = place;
+      const std::string reason = refusal();
       if (!reason.empty()) {
         if (single) throw Unsupported(reason);
-        reject(candidate, reason, 0);
-      } else if (single && options_.memory_budget == 0) {
-        resolve_bucket(setting_);
-        best_ = setting_;
-      } else {
-        consider(candidate);
+        reject(candidate, reason, true);
+        continue;
       }
+      candidate.bucket_rows = setting_.bucket_rows;
+      candidate.bucket_source = setting_.bucket_source;
+      if (single && options_.memory_budget == 0) return {std::move(setting_), {}, 0, 0, 0};
+      candidate.may_shrink =
+          options_.memory_budget > 0 && setting_.has_buckets() && candidate.options.bucket_rows == PlanOptions::kBucketAuto;
+      open_.push_back(std::move(candidate));
     }
-    if (!best_) fail();
-    std::stable_sort(rejected_.begin(), rejected_.end(), [](const auto& a, const auto& b) { return a.place < b.place; });
-    Choice choice{std::move(*best_), {}};
+    if (open_.empty()) throw Unsupported("no strategy supports this combination: " + rejected_.front().rejected.reason);
+    prepare();
+    const Candidate best = fastest();
+    for (const Candidate& candidate : open_) {
+      if (candidate.place == best.place) continue;
+      const bool computing = candidate.nanoseconds == candidate.computing && candidate.looked_at == 0;
+      reject(candidate, computing ? "slower by the cost model, even without communication" : "slower by the cost model",
+             is_known(candidate));
+    }
+    std::sort(rejected_.begin(), rejected_.end(), [](const auto& a, const auto& b) { return a.place < b.place; });
+    use(best);
+    Choice choice{std::move(setting_), {}, best.nanoseconds, best.looked_at, plans_};
     for (Loser& loser : rejected_) choice.rejected.push_back(std::move(loser.rejected));
     return choice;
   }
@@ -166,23 +173,8 @@ class Chooser {
     Rejected rejected;
   };
 
-  // Those in which more ranks compute come first: they are the cheaper ones to plan, and often make the others superfluous.
-  std::vector<Candidate> candidates() {
-    std::vector<Candidate> list;
-    for (const PlanOptions& options : candidate_options(*setting_.problem, options_)) {
-      setting_.options = options;
-      Candidate candidate{options, std::string(to_string(options.strategy)), list.size(), 0};
-      if (options.strategy == Strategy::local) candidate.name += fmt::format(":{}", options.computing_ranks);
-      const StrategyRow& row = strategy_row(options.strategy);
-      for (int rank = 0; rank < setting_.ranks(); ++rank) candidate.computing += row.assign(setting_, rank).computes() ? 1 : 0;
-      list.push_back(std::move(candidate));
-    }
-    std::stable_sort(list.begin(), list.end(), [](const auto& a, const auto& b) { return a.computing > b.computing; });
-    return list;
-  }
-
-  std::string refusal(const Candidate& candidate) {
-    std::string reason = unsupported_reason(*setting_.problem, candidate.options);
+  std::string refusal() {
+    std::string reason = unsupported_reason(*setting_.problem, setting_.options);
     if (!reason.empty()) return reason;
     resolve_bucket(setting_);
     if (setting_.has_buckets() && setting_.last_stage() > setting_.most_stages()) {
@@ -192,68 +184,134 @@ class Chooser {
     return {};
   }
 
-  void consider(const Candidate& candidate) {
-    if (best_ && candidate.computing < setting_.ranks()) {
-      const Int128 bound = computing_nanoseconds(candidate.computing);
-      if (bound > best_outcome_.nanoseconds) {
-        reject(candidate, "slower by the cost model, even without communication", bound);
-        return;
+  // What every candidate takes at least, and in which order ranks are looked at.
+  void prepare() {
+    const Loads loads(setting_);
+    const std::vector<int> extremes = loads.extremes();
+    order_ = looking_order(extremes, setting_.ranks());
+    always_ = setting_.ranks() <= kAllRanks ? order_.size() : std::max(extremes.size(), kFewRanks);
+    for (Candidate& candidate : open_) {
+      use(candidate);
+      const StrategyRow& row = strategy_row(candidate.options.strategy);
+      Int128 most = -1;
+      for (int rank = 0; rank < setting_.ranks(); ++rank) {
+        const Int128 pairs = loads.pairs(row.assign(setting_, rank));
+        if (pairs <= most) continue;
+        most = pairs;
+        candidate.busiest = rank;
       }
-    }
-    const Outcome outcome = fit(setting_);
-    if (options_.memory_budget > 0 && outcome.bytes > options_.memory_budget) {
-      reject(candidate, fmt::format("needs {} bytes on a rank, the budget is {}", outcome.bytes, options_.memory_budget),
-             outcome.nanoseconds);
-      if (smallest_name_.empty() || outcome.bytes < smallest_.bytes) {
-        smallest_ = outcome;
-        smallest_name_ = candidate.name;
+      for (const Pass pass : {Pass::forward, Pass::backward}) {
+        if (pass == Pass::backward && !options_.backward) continue;
+        candidate.computing += nanoseconds_of(most * flops_per_pair(*setting_.problem, pass), options_.cost);
       }
-      return;
+      candidate.nanoseconds = candidate.least = candidate.computing;
     }
-    const bool wins = !best_ || outcome.nanoseconds < best_outcome_.nanoseconds ||
-                      (outcome.nanoseconds == best_outcome_.nanoseconds && candidate.place < best_candidate_.place);
-    if (best_ && wins) reject(best_candidate_, "slower by the cost model", best_outcome_.nanoseconds);
-    if (!wins) {
-      reject(candidate, "slower by the cost model", outcome.nanoseconds);
-      return;
-    }
-    best_ = setting_;
-    best_outcome_ = outcome;
-    best_candidate_ = candidate;
   }
 
-  // The least that the slowest of so many computing ranks needs.
-  Int128 computing_nanoseconds(int computing) {
-    const Problem& problem = *setting_.problem;
-    if (!pairs_) pairs_ = pair_count(problem);
-    Int128 flops = flops_per_pair(problem, Pass::forward);
-    if (options_.backward) flops += flops_per_pair(problem, Pass::backward);
-    return nanoseconds_of(*pairs_ * flops / std::max(computing, 1), options_.cost);
+  void use(const Candidate& candidate) {
+    setting_.options = candidate.options;
+    setting_.bucket_rows = candidate.bucket_rows;
+    setting_.bucket_source = candidate.bucket_source;
   }
 
-  void reject(const Candidate& candidate, std::string reason, Int128 nanoseconds) {
-    rejected_.push_back({candidate.place, {candidate.name, std::move(reason), saturated(nanoseconds)}});
+  bool is_known(const Candidate& candidate) const {
+    if (candidate.looked_at == setting_.ranks()) return true;
+    return candidate.looked_at > 0 && candidate.next >= always_ && candidate.effort >= kEnoughEffort;
   }
 
-  [[noreturn]] void fail() const {
-    if (smallest_name_.empty()) {
-      throw Unsupported("no strategy supports this combination: " + rejected_.front().rejected.reason);
+  void look(Candidate& candidate) {
+    int rank = candidate.busiest;
+    if (candidate.looked_at > 0) {
+      if (order_[candidate.next] == candidate.busiest) ++candidate.next;
+      rank = order_[candidate.next++];
     }
-    throw OutOfBudget(fmt::format(
-        "no plan fits memory_budget ({} bytes): the smallest possible is {} bytes, with strategy {}; {} takes most of it ({} "
-        "bytes)",
-        options_.memory_budget, smallest_.bytes, smallest_name_, smallest_.dominating.component, smallest_.dominating.bytes));
+    use(candidate);
+    const PlanData data = build_plan(setting_, rank);
+    ++plans_;
+    ++candidate.looked_at;
+    candidate.effort += effort_of(data);
+    candidate.nanoseconds = std::max(candidate.nanoseconds, data.nanoseconds);
+    const std::int64_t bytes = peak_bytes_of_any(data);
+    if (bytes > candidate.bytes) {
+      candidate.bytes = bytes;
+      candidate.dominating = dominating(data);
+    }
+    if (!setting_.has_buckets()) bound_others(candidate, data.nanoseconds);
+  }
+
+  // Where the same rank computes the same, nothing takes less than one message per peer with what is read and one with results.
+  void bound_others(const Candidate& at_once, Int128 nanoseconds) {
+    const StrategyRow& row = strategy_row(at_once.options.strategy);
+    for (Candidate& candidate : open_) {
+      const StrategyRow& other = strategy_row(candidate.options.strategy);
+      if (!other.buckets || other.assign != row.assign) continue;
+      candidate.least = std::max(candidate.least, nanoseconds);
+      candidate.nanoseconds = std::max(candidate.nanoseconds, nanoseconds);
+    }
+  }
+
+  // The same with half the bucket, of which nothing is known yet; false where there is none.
+  bool shrink(Candidate& candidate) {
+    if (!candidate.may_shrink || candidate.bucket_rows <= kSmallestBucketRows) return false;
+    use(candidate);
+    setting_.bucket_rows = std::max(kSmallestBucketRows, candidate.bucket_rows / 2);
+    if (setting_.last_stage() > setting_.most_stages()) return false;
+    candidate.bucket_rows = setting_.bucket_rows;
+    candidate.bucket_source = SizeSource::budget;
+    candidate.nanoseconds = candidate.least;
+    candidate.bytes = candidate.effort = 0;
+    candidate.looked_at = 0;
+    candidate.next = 0;
+    return true;
+  }
+
+  // Always looks at a further rank of the candidate that is the fastest by what is known: once nothing more is to be known of
+  // that one, no other can win. Leaves the others in open_, but those that do not fit.
+  Candidate fastest() {
+    while (!open_.empty()) {
+      const auto best = std::min_element(open_.begin(), open_.end(), [](const Candidate& a, const Candidate& b) {
+        return std::pair(a.nanoseconds, a.place) < std::pair(b.nanoseconds, b.place);
+      });
+      if (is_known(*best)) return *best;
+      look(*best);
+      if (options_.memory_budget == 0 || best->bytes <= options_.memory_budget) continue;
+      misfits_.push_back(*best);
+      if (shrink(*best)) continue;
+      std::int64_t least = best->bytes;
+      for (const Candidate& misfit : misfits_) least = misfit.place == best->place ? std::min(least, misfit.bytes) : least;
+      reject(*best, fmt::format("needs at least {} bytes on a rank, the budget is {}", least, options_.memory_budget), false);
+      open_.erase(best);
+    }
+    fail();
+  }
+
+  // The smallest plan is found like the fastest.
+  [[noreturn]] void fail() {
+    while (true) {
+      const auto smallest = std::min_element(misfits_.begin(), misfits_.end(),
+                                             [](const Candidate& a, const Candidate& b) { return a.bytes < b.bytes; });
+      if (!is_known(*smallest)) {
+        look(*smallest);
+        continue;
+      }
+      throw OutOfBudget(fmt::format(
+          "no plan fits memory_budget ({} bytes): the smallest possible is {} bytes, with strategy {}; {} takes most of it ({} "
+          "bytes)",
+          options_.memory_budget, smallest->bytes, smallest->name, smallest->dominating.component, smallest->dominating.bytes));
+    }
+  }
+
+  void reject(const Candidate& candidate, std::string reason, bool is_known) {
+    rejected_.push_back({candidate.place, {candidate.name, std::move(reason), saturated(candidate.nanoseconds), !is_known}});
   }
 
   const PlanOptions& options_;
   Setting setting_;
-  std::optional<Setting> best_;
-  Outcome best_outcome_;
-  Candidate best_candidate_;
-  Outcome smallest_;
-  std::string smallest_name_;
+  std::vector<int> order_;
+  std::size_t always_ = 0;  // so many of the order, whatever it takes
+  int plans_ = 0;
+  std::vector<Candidate> open_, misfits_;
   std::vector<Loser> rejected_;
-  std::optional<Int128> pairs_;
 };
 
 }  // namespace

@@ -115,6 +115,75 @@ TEST(Automatic, FollowsTheCosts) {
   EXPECT_EQ(make_plan(p, options, 0).strategy(), Strategy::pass_q);
 }
 
+// Every fourth rank reads thousands of rows of others, the first of each four none: evenly spaced ranks of 61 are all of these.
+Problem in_step(std::int64_t rows, int ranks) {
+  Problem p = problem(rows * ranks, ranks);
+  p.pattern = Pattern::parse("dilated:" + std::to_string(4 * rows) + "x1 & causal");
+  p.heads = p.kv_heads = ranks;
+  return p;
+}
+
+TEST(Automatic, SeesRanksInStepWithThePattern) {
+  const Problem p = in_step(1000, 61);
+  const Plan plan = make_plan(p, {}, 0);
+  EXPECT_EQ(plan.strategy(), Strategy::ulysses);
+  PlanOptions others;
+  for (const auto& [strategy, slow] :
+       {std::pair{Strategy::all_gather, 3}, {Strategy::exchange, 3}, {Strategy::ring, 3}, {Strategy::pass_q, 0}}) {
+    others.strategy = strategy;
+    EXPECT_LT(plan.slowest_nanoseconds(), make_plan(p, others, slow).modelled_nanoseconds()) << to_string(strategy);
+  }
+}
+
+// Too many to look at all: the one that has the most to do is among those that are looked at.
+TEST(Automatic, LooksAtTheRankThatMatters) {
+  constexpr int kRanks = 512, kLarge = 299;
+  std::string lists;
+  for (int rank = 0, first = 0; rank < kRanks; ++rank) {
+    const int rows = rank == 0 ? 512 : rank == kLarge ? 3584 : 2048;
+    if (rank > 0) lists += ';';
+    lists += std::to_string(first) + '-' + std::to_string(first + rows - 1);
+    first += rows;
+  }
+  Problem p = problem(2048 * kRanks, kRanks, "full");
+  p.sharding_q = p.sharding_k = Sharding::parse("explicit:" + lists);
+  const Plan plan = make_plan(p, {}, 0);
+  EXPECT_LT(plan.ranks_looked_at(), kRanks);
+  EXPECT_EQ(make_plan(p, plan.options(), kLarge).modelled_nanoseconds(), plan.slowest_nanoseconds());
+}
+
+// What the choice takes for granted of strategies in which the owner of the query computes.
+TEST(Automatic, NothingBeatsAllAtOnce) {
+  for (std::uint64_t seed = 1; seed <= 60; ++seed) {
+    testing::RandomProblem random(seed);
+    const Problem p = random.problem(static_cast<int>(random.draw(2, 7)), 60);
+    PlanOptions options;
+    options.backward = !p.sinks;
+    options.strategy = Strategy::all_gather;
+    PlanOptions others = options;
+    for (int rank = 0; rank < p.ranks; ++rank) {
+      const std::int64_t least = make_plan(p, options, rank).modelled_nanoseconds();
+      for (const Strategy strategy : {Strategy::exchange, Strategy::ring}) {
+        for (const std::int64_t rows : {1, 7, 256}) {
+          others.strategy = strategy;
+          others.bucket_rows = rows;
+          EXPECT_GE(make_plan(p, others, rank).modelled_nanoseconds(), least) << testing::describe(p, others, seed);
+        }
+      }
+    }
+  }
+}
+
+TEST(Automatic, SaysHowItsTimesCompare) {
+  const Plan plan = make_plan(problem(1 << 16, 4), {}, 3);
+  EXPECT_EQ(plan.ranks_looked_at(), 4);
+  EXPECT_EQ(plan.slowest_nanoseconds(), cost_of(plan.problem(), plan.options()).nanoseconds);
+  for (const Rejected& rejected : plan.rejected()) EXPECT_GE(rejected.nanoseconds, plan.slowest_nanoseconds());
+  PlanOptions given;
+  given.strategy = Strategy::ring;
+  EXPECT_EQ(make_plan(problem(1 << 16, 4), given, 3).ranks_looked_at(), 0);
+}
+
 TEST(Automatic, OneRankIsLocal) { EXPECT_EQ(make_plan(problem(100, 1), {}, 0).strategy(), Strategy::local); }
 
 TEST(Automatic, SaysWhyACombinationIsRefused) {
@@ -161,6 +230,20 @@ TEST(Budget, SizesTheBuckets) {
       for (int rank = 0; rank < 3; ++rank) EXPECT_EQ(make_plan(p, options, rank).bucket_rows(), bucket);
     }
   }
+}
+
+// A rank that evenly spaced ones do not show needs the most.
+TEST(Budget, HoldsForRanksInStepWithThePattern) {
+  Problem p = in_step(100, 61);
+  p.head_dim = p.head_dim_v = 8;
+  PlanOptions options;
+  options.strategy = Strategy::exchange;
+  options.bucket_rows = 16;
+  options.memory_budget = cost_of(p, options).bytes;
+  options.bucket_rows = PlanOptions::kBucketAuto;
+  for (int rank = 0; rank < 61; ++rank) ASSERT_EQ(budget_error(p, options, rank), "");
+  options.strategy = Strategy::automatic;
+  for (int rank = 0; rank < 61; ++rank) ASSERT_EQ(budget_error(p, options, rank), "");
 }
 
 TEST(Budget, ImpossibleNamesTheSmallestAndWhatDominates) {
@@ -251,6 +334,18 @@ TEST(Options, AreChecked) {
                            })),
             "strategy all-gather moves everything at once: bucket_rows (5) must be none or auto; use exchange, ring or pass-q");
   EXPECT_THAT(argument_error(p, with([](O& o) { o.attend_kernel = "abacus"; })), HasSubstr("unknown kernel 'abacus'"));
+  // What no pass uses is looked at all the same.
+  EXPECT_THAT(argument_error(p, with([](O& o) { o.backward = false, o.attend_backward_kernel = "abacus"; })),
+              HasSubstr("unknown kernel 'abacus'"));
+  EXPECT_THAT(argument_error(p, with([](O& o) { o.backward = false, o.attend_backward_tile = {7, 7}; })),
+              HasSubstr("of a tile (7) must be"));
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.tuned.bucket_rows = -3; })), "tuned.bucket_rows (-3) must not be negative");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.tuned.attend_tile = {48, 0}; })),
+            "tuned.attend_tile (48 x 0) must name queries and keys, or neither");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.most_overhead.forward_scratch = -1; })),
+            "most_overhead.forward_scratch (-1) must not be negative");
+  EXPECT_EQ(argument_error(p, with([](O& o) { o.most_overhead.backward_scratch = -1; })),
+            "most_overhead.backward_scratch (-1) must not be negative");
   EXPECT_EQ(
       argument_error(p, with([](O& o) { o.device_messages = true; })),
       "no strategy supports this combination: device_messages are messages in memory of a device, but this rank computes on "

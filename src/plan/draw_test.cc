@@ -4,13 +4,20 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
+#include <regex>
+#include <string>
+#include <vector>
 
 #include "ringspan/error.h"
 
 namespace ringspan {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::EndsWith;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 Problem problem(std::int64_t tokens, int ranks, const char* pattern) {
   Problem p;
@@ -73,6 +80,90 @@ TEST(DrawText, NamesBatchItems) {
   EXPECT_THAT(text, HasSubstr("batch 0 2, all heads\n"));
   EXPECT_THAT(text, HasSubstr("batch 1, all heads\n"));
   EXPECT_THAT(text, HasSubstr("     2 A ...\n"));
+}
+
+TEST(DrawText, ExplainsCharactersOnlyWhereTheyOccur) {
+  const std::string more = "'+' attends more than 9 times\n", later = "'*' is any rank from 52 on\n";
+  const std::string often = draw_text(problem(4, 1, "dilated:4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1"), {});
+  EXPECT_THAT(often, HasSubstr("     3 A ++++\n" + more));
+  EXPECT_THAT(often, Not(HasSubstr(later)));
+  const std::string wide = draw_text(problem(53, 53, "window:0,0"), with(Strategy::exchange));
+  EXPECT_THAT(wide, HasSubstr("*\n" + later));
+  EXPECT_THAT(wide, Not(HasSubstr(more)));
+  const std::string plain = draw_text(problem(52, 52, "dilated:4x1+dilated:8x2"), with(Strategy::exchange));
+  EXPECT_THAT(plain, AllOf(Not(HasSubstr(more)), Not(HasSubstr(later))));
+}
+
+// What the legend says, "fill name".
+std::vector<std::string> keys(const std::string& svg) {
+  std::vector<std::string> found;
+  const std::regex key("<rect [^>]*fill=\"([^\"]*)\"/><text [^>]*>([^<]*)</text>");
+  for (std::sregex_iterator it(svg.begin(), svg.end(), key), end; it != end; ++it)
+    found.push_back(it->str(1) + " " + it->str(2));
+  return found;
+}
+
+TEST(DrawSvg, EveryTextIsInsideThePage) {
+  Problem narrow = problem(32, 4, "dilated:4x1,8x1,16x1,32x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1");
+  narrow.heads = narrow.kv_heads = 2;
+  Problem many = problem(2, 1, "dilated:1x1,2x2");
+  many.heads = many.kv_heads = 200;
+  for (const std::string& svg :
+       {draw_svg(narrow, {}), draw_svg(many, {}), draw_svg(problem(40, 40, "causal"), with(Strategy::exchange))}) {
+    const double page = std::stod(svg.substr(svg.find("width=\"") + 7));
+    const std::regex text("<text x=\"(-?[0-9]+)\" y=\"-?[0-9]+\">([^<]*)</text>");
+    int texts = 0;
+    for (std::sregex_iterator it(svg.begin(), svg.end(), text), end; it != end; ++it, ++texts) {
+      const double x = std::stod(it->str(1));  // below 0: the name of a panel, which is 128 wide at least
+      EXPECT_LE(6.5 * static_cast<double>(it->str(2).size()), x < 0 ? 128 : page - x) << it->str(2);
+    }
+    EXPECT_GT(texts, 3);
+  }
+}
+
+TEST(DrawSvg, WrappedTitlesAreWhole) {
+  const char* pattern = "dilated:4x1,8x1,16x1,32x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1,4x1";
+  std::string svg = draw_svg(problem(8, 1, pattern), {});
+  svg = std::regex_replace(svg, std::regex("</text>\n<text [^>]*>"), "");
+  EXPECT_THAT(svg, HasSubstr(std::string(pattern) + "@longnet, 8 queries x 8 keys, local, 1 rank"));
+}
+
+TEST(DrawSvg, TheLegendNamesAllRanksInDistantColours) {
+  const std::vector<std::string> found = keys(draw_svg(problem(48, 24, "causal"), with(Strategy::exchange)));
+  ASSERT_EQ(found.size(), 24U);
+  for (std::size_t a = 0; a < found.size(); ++a) {
+    EXPECT_THAT(found[a], EndsWith(" " + std::to_string(a)));
+    for (std::size_t b = 0; b < a; ++b) {
+      int distance = 0;
+      for (const std::size_t at : {1U, 3U, 5U}) {
+        const auto channel = [&](std::size_t rank) { return std::stoi(found[rank].substr(at, 2), nullptr, 16); };
+        distance += std::abs(channel(a) - channel(b));
+      }
+      EXPECT_GE(distance, 36) << found[a] << ", " << found[b];
+    }
+  }
+  EXPECT_EQ(keys(draw_svg(problem(300, 300, "window:0,0"), with(Strategy::exchange))).size(), 300U);
+}
+
+TEST(DrawSvg, RanksThatOnlyHoldAreApart) {
+  const std::string svg = draw_svg(problem(30, 30, "causal"), with(Strategy::local));
+  const std::size_t compute = svg.find("ranks that compute"), hold = svg.find("ranks that only hold");
+  ASSERT_LT(compute, hold);
+  EXPECT_EQ(keys(svg.substr(compute, hold - compute)).size(), 1U);
+  EXPECT_EQ(keys(svg.substr(hold)).size(), 29U);
+  EXPECT_THAT(svg, HasSubstr("ranks 24 apart share a colour"));
+}
+
+TEST(DrawSvg, ExplainsShadesAndAxes) {
+  const std::string svg = draw_svg(problem(8, 1, "dilated:4x1,4x1,4x1,8x1,8x1"), {});
+  EXPECT_THAT(svg, HasSubstr("rows: queries, columns: keys"));
+  EXPECT_THAT(svg, HasSubstr("text-anchor=\"end\">6</text>"));
+  EXPECT_THAT(svg, HasSubstr("text-anchor=\"middle\">6</text>"));
+  const std::vector<std::string> found = keys(svg);
+  ASSERT_EQ(found.size(), 5U);
+  EXPECT_THAT(found[1], EndsWith(" 1 time"));
+  EXPECT_THAT(found[4], EndsWith(" 4 or more times"));
+  EXPECT_THAT(draw_svg(problem(8, 1, "causal"), {}), Not(HasSubstr(" time")));
 }
 
 TEST(DrawSvg, ColoursByRankAndEscapes) {

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "pattern/lower.h"
+#include "plan/choose.h"
 #include "plan/plan_data.h"
 #include "ringspan/plan.h"
 
@@ -74,6 +75,41 @@ TEST(Effort, FewMessagesForSparseReads) {
   const Plan plan = make_plan(p, options, 5);
   EXPECT_LT(plan.bucket_rows(), kMillion / 64);
   for (const PeerBytes& peer : plan.traffic(Pass::forward)) EXPECT_LE(peer.received_messages, 1);
+}
+
+// Most candidates lose by far: one rank of each shows it, or none.
+TEST(Effort, ChoosingLooksAtWhatMayWin) {
+  Problem p = long_net(kMillion, 64, "causal");
+  const internal::Choice causal = internal::choose(p, {});
+  EXPECT_EQ(causal.rejected.size(), 10U);
+  EXPECT_LE(causal.plans, causal.ranks_looked_at + 4);
+  p.tokens_q = 1;  // and the keys in small blocks: only pass-q, ulysses share the work
+  p.tokens_k = 131'072;
+  p.ranks = 4;
+  p.sharding_q = p.sharding_k = Sharding::parse("block_striped:16");
+  const internal::Choice decode = internal::choose(p, {});
+  EXPECT_EQ(decode.setting.options.strategy, Strategy::pass_q);
+  EXPECT_LE(decode.plans, 5);
+}
+
+// Ranks with other kernels write other launches, but look at the same ranks.
+TEST(Effort, IsTheSameOnAllMachines) {
+  Problem p = long_net(kMillion / 4, 64, "dilated:2048x1,8192x4");
+  p.sharding_q = p.sharding_k = Sharding::parse("striped");
+  PlanOptions options;
+  const internal::Choice cpu = internal::choose(p, options);
+  EXPECT_LT(cpu.ranks_looked_at, 64);
+  options.device = DeviceKind::cuda;
+  const internal::Choice device = internal::choose(p, options);
+  EXPECT_EQ(cpu.plans, device.plans);
+  EXPECT_EQ(cpu.ranks_looked_at, device.ranks_looked_at);
+}
+
+// More ranks than there is time to look at.
+TEST(Effort, ChoosingEnds) {
+  const internal::Choice choice = internal::choose(long_net(10'000'000, 1000, "causal"), {});
+  EXPECT_GE(choice.ranks_looked_at, 8);
+  EXPECT_LE(choice.plans, 20);
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstring>
 
+#include "plan/capability.h"
 #include "plan/choose.h"
 #include "plan/cost.h"
 #include "plan/kernel_choice.h"
@@ -13,9 +14,6 @@
 
 namespace ringspan {
 namespace internal {
-namespace {
-
-constexpr int kPlanVersion = 3;
 
 void validate_options(const Problem& problem, const PlanOptions& options, int rank) {
   if (rank < 0 || rank >= problem.ranks) {
@@ -43,10 +41,17 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
   if (options.device != DeviceKind::cpu && options.device != DeviceKind::cuda) {
     throw InvalidArgument(fmt::format("device ({}) must be cpu or cuda", static_cast<int>(options.device)));
   }
-  for (const auto& [name, tile] :
-       {std::pair{"attend_tile", options.attend_tile}, {"attend_backward_tile", options.attend_backward_tile}}) {
+  for (const auto& [name, tile] : {std::pair{"attend_tile", options.attend_tile},
+                                   {"attend_backward_tile", options.attend_backward_tile},
+                                   {"tuned.attend_tile", options.tuned.attend_tile},
+                                   {"tuned.attend_backward_tile", options.tuned.attend_backward_tile}}) {
     if ((tile.queries > 0) == (tile.keys > 0) && tile.queries >= 0 && tile.keys >= 0) continue;
     throw InvalidArgument(fmt::format("{} ({} x {}) must name queries and keys, or neither", name, tile.queries, tile.keys));
+  }
+  for (const auto& [name, count] : {std::pair{"tuned.bucket_rows", options.tuned.bucket_rows},
+                                    {"most_overhead.forward_scratch", options.most_overhead.forward_scratch},
+                                    {"most_overhead.backward_scratch", options.most_overhead.backward_scratch}}) {
+    if (count < 0) throw InvalidArgument(fmt::format("{} ({}) must not be negative", name, count));
   }
   const CostModel& cost = options.cost;
   if (cost.flops_per_second < 1 || cost.bytes_per_second < 1 || cost.message_nanoseconds < 0) {
@@ -56,7 +61,16 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
   if (cost.host_bytes_per_second < 1) {
     throw InvalidArgument(fmt::format("cost.host_bytes_per_second ({}) must be at least 1", cost.host_bytes_per_second));
   }
+  if (options.backward) return;
+  // Nobody else looks at these; but one name may be meant for whichever passes there are.
+  const std::string& kernel = options.attend_backward_kernel;
+  const bool named = !kernel.empty() && kernel != options.attend_kernel;
+  if (named || options.attend_backward_tile != Tile{}) choose_kernel(problem, options, Pass::backward);
 }
+
+namespace {
+
+constexpr int kPlanVersion = 3;
 
 // 64 bits of what was added, in order. Each word goes through a bijection of the state (Stafford's thirteenth mix, the one of
 // SplitMix64), so that two histories of equal lengths that differ in one word never collide.
@@ -150,6 +164,8 @@ PlanData plan_rank(const Problem& problem, const PlanOptions& options, int rank)
   data.attend = choose_kernel(problem, data.options, Pass::forward);
   if (data.has_backward) data.attend_backward = choose_kernel(problem, data.options, Pass::backward);
   data.rejected = std::move(choice.rejected);
+  data.slowest_nanoseconds = choice.slowest_nanoseconds;
+  data.ranks_looked_at = choice.ranks_looked_at;
   data.fingerprint = fingerprint(problem, data.options, data.options.bucket_rows);
   return data;
 }

@@ -3,6 +3,7 @@
 
 #include <cstdio>
 
+#include "ringspan/error.h"
 #include "ringspan/plan.h"
 
 namespace ringspan {
@@ -56,7 +57,7 @@ TEST(Memory, HalvesWithTwiceTheRanks) {
   }
 }
 
-// The components of a pass sum up to what it needs, and the arena is large enough for both passes.
+// The components of a pass sum up to what it needs, those of the arena to the whole arena, and what is needed fits itself.
 TEST(Memory, ComponentsSumUp) {
   Problem p;
   p.tokens_q = p.tokens_k = 10'007;
@@ -77,7 +78,22 @@ TEST(Memory, ComponentsSumUp) {
         if (line.in_arena) ours += line.bytes;
       }
       EXPECT_EQ(all, plan.memory_bytes(pass));
-      EXPECT_LE(ours, plan.arena_bytes());
+      EXPECT_EQ(ours, plan.arena_bytes());
+    }
+    for (const bool backward : {false, true}) {
+      PlanOptions budget = options;
+      budget.backward = backward;
+      budget.bucket_rows = strategy == Strategy::ring || strategy == Strategy::pass_q ? 100 : PlanOptions::kBucketAuto;
+      const Pass pass = backward ? Pass::backward : Pass::forward;
+      const auto most = [&] {
+        std::int64_t bytes = 0;
+        for (int rank = 0; rank < 4; ++rank) bytes = std::max(bytes, make_plan(p, budget, rank).memory_bytes(pass));
+        return bytes;
+      };
+      budget.memory_budget = most();
+      EXPECT_EQ(most(), budget.memory_budget) << to_string(strategy);
+      --budget.memory_budget;
+      EXPECT_THROW(make_plan(p, budget, 0), OutOfBudget) << to_string(strategy);
     }
     for (int rank = 0; rank < 4; ++rank) EXPECT_EQ(plan.arena_bytes(rank), make_plan(p, options, rank).arena_bytes());
   }

@@ -15,19 +15,17 @@ std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries
   const auto positions_of = [](std::span<const Entry> entries) {
     std::vector<Progression> positions;
     for (const Entry& entry : entries) positions.push_back(entry.box.positions);
-    return hulls(positions);
+    return positions;
   };
-  const std::vector<Hull> hulls_k = positions_of(keys);
-  for (const Hull& q : positions_of(queries)) {
-    for (const Hull& k : hulls_k) {
-      for_each_slice(problem(), {q.begin, q.end, k.begin, k.end, heads.begin, heads.end}, [&](const Slice& slice) {
-        ++builder_.program().visited_slices;
-        for (const std::size_t key : k.members) {
-          for (const std::size_t query : q.members) add_items(slice, queries[query], keys[key], items);
-        }
-      });
-    }
-  }
+  Pieces of_queries(positions_of(queries)), of_keys(positions_of(keys));
+  for_each_slice_between(problem(), of_queries.hulls(), of_keys.hulls(), true, heads,
+                         [&](const Slice& slice, const Hull& q, const Hull& k) {
+                           ++builder_.program().visited_slices;
+                           const std::vector<std::size_t>& near_q = of_queries.near(q, slice.q);
+                           for (const std::size_t key : of_keys.near(k, slice.k)) {
+                             for (const std::size_t query : near_q) add_items(slice, queries[query], keys[key], items);
+                           }
+                         });
   return items;
 }
 
@@ -140,24 +138,22 @@ void PassBuilder::take_in(std::vector<Launch>& where, std::span<const Entry> rec
   }
   for (int s = 0; s < setting_.states; ++s) {
     std::vector<RowItem> items;
-    for (const Entry& destination : destinations) {
-      for (const Entry& source : received) {
-        const Box common = intersect(source.box, destination.box);
-        if (is_empty(common)) continue;
-        RowItem item;
-        item.batch_first = common.batch_first;
-        item.batch_count = common.batch_count;
-        item.heads = common.heads;
-        item.rows = common.positions.count;
-        const auto state = static_cast<std::size_t>(s);
-        item.operands[0] = ref(source.acc.at(state), source.box, common.positions);  // partial o
-        item.operands[1] = ref(source.l.at(state), source.box, common.positions);    // partial lse
-        item.operands[2] = ref(destination.m.at(state), destination.box, common.positions);
-        item.operands[3] = ref(destination.l.at(state), destination.box, common.positions);
-        item.operands[4] = ref(destination.acc.at(state), destination.box, common.positions);
-        items.push_back(item);
-      }
-    }
+    for_each_near(received, destinations, [&](const Entry& source, const Entry& destination) {
+      const Box common = intersect(source.box, destination.box);
+      if (is_empty(common)) return;
+      RowItem item;
+      item.batch_first = common.batch_first;
+      item.batch_count = common.batch_count;
+      item.heads = common.heads;
+      item.rows = common.positions.count;
+      const auto state = static_cast<std::size_t>(s);
+      item.operands[0] = ref(source.acc.at(state), source.box, common.positions);  // partial o
+      item.operands[1] = ref(source.l.at(state), source.box, common.positions);    // partial lse
+      item.operands[2] = ref(destination.m.at(state), destination.box, common.positions);
+      item.operands[3] = ref(destination.l.at(state), destination.box, common.positions);
+      item.operands[4] = ref(destination.acc.at(state), destination.box, common.positions);
+      items.push_back(item);
+    });
     builder_.rows(where, LaunchKind::merge, items, problem().head_dim_v);
   }
 }

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <numeric>
 
 #include "plan/cost.h"
 #include "plan/device_memory.h"
@@ -87,6 +88,8 @@ const KernelChoice& Plan::kernel(Pass pass) const {
   return pass == Pass::forward ? data_->attend : data_->attend_backward;
 }
 std::int64_t Plan::modelled_nanoseconds() const { return internal::saturated(data_->nanoseconds); }
+std::int64_t Plan::slowest_nanoseconds() const { return internal::saturated(data_->slowest_nanoseconds); }
+int Plan::ranks_looked_at() const { return data_->ranks_looked_at; }
 std::vector<Rejected> Plan::rejected() const { return data_->rejected; }
 std::uint64_t Plan::fingerprint() const { return data_->fingerprint; }
 std::string Plan::pairs() const { return ringspan::to_string(data_->forward.pairs); }
@@ -110,6 +113,10 @@ std::vector<MemoryLine> Plan::memory(Pass pass) const {
   for (std::size_t i = 0; i < bytes.size(); ++i) {
     lines.push_back({std::string(internal::to_string(static_cast<internal::Component>(i))), bytes[i], true});
   }
+  const internal::Program& program = program_of(*data_, pass);
+  const std::int64_t used = std::accumulate(bytes.begin(), bytes.end(), std::int64_t{0});
+  lines.push_back({"alignment", program.arena_bytes - used, true});
+  lines.push_back({"other pass", arena_bytes() - program.arena_bytes, true});
   const std::vector<MemoryLine> beside = internal::device_memory(*data_);
   lines.insert(lines.end(), beside.begin(), beside.end());
   return lines;

@@ -39,6 +39,9 @@ constexpr const char* kCausalLongNet = "dilated:geometric(2048,4,5) & causal";
 void LongNet(benchmark::State& state, Strategy strategy) { plan(state, problem(kMillion, 64, kLongNet), strategy); }
 void CausalLongNet(benchmark::State& state, Strategy strategy) { plan(state, problem(kMillion, 64, kCausalLongNet), strategy); }
 void Zigzag(benchmark::State& state, Strategy strategy) { plan(state, problem(kMillion, 64, "causal", "zigzag"), strategy); }
+void SmallBlocks(benchmark::State& state, Strategy strategy) {
+  plan(state, problem(kMillion, 64, "window:1023,0", "block_striped:64"), strategy);
+}
 void Thousand(benchmark::State& state, Strategy strategy) { plan(state, problem(1'000'000'000, 1024, kLongNet), strategy); }
 
 BENCHMARK_CAPTURE(LongNet, exchange, Strategy::exchange)->Unit(benchmark::kMillisecond);
@@ -50,6 +53,8 @@ BENCHMARK_CAPTURE(CausalLongNet, all_gather, Strategy::all_gather)->Unit(benchma
 BENCHMARK_CAPTURE(LongNet, automatic, Strategy::automatic)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(Zigzag, exchange, Strategy::exchange)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(Zigzag, ring, Strategy::ring)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(SmallBlocks, exchange, Strategy::exchange)->Unit(benchmark::kMillisecond);
+BENCHMARK_CAPTURE(SmallBlocks, automatic, Strategy::automatic)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(Thousand, exchange, Strategy::exchange)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(Thousand, ring, Strategy::ring)->Unit(benchmark::kMillisecond);
 BENCHMARK_CAPTURE(Thousand, automatic, Strategy::automatic)->Unit(benchmark::kMillisecond);

@@ -229,7 +229,9 @@ struct PlanData {
   Program forward;
   Program backward;  // empty unless options.backward
   bool has_backward = false;
-  Int128 nanoseconds = 0;  // by the cost model
+  Int128 nanoseconds = 0;          // by the cost model
+  Int128 slowest_nanoseconds = 0;  // of the ranks that the choice looked at
+  int ranks_looked_at = 0;
   std::vector<Rejected> rejected;
   std::uint64_t fingerprint = 0;
 };

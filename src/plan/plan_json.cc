@@ -190,8 +190,11 @@ ordered_json pass_json(const Plan& plan, Pass pass) {
 std::string Plan::to_json() const {
   ordered_json rejected = ordered_json::array();
   for (const Rejected& r : data_->rejected) {
-    rejected.push_back({{"candidate", r.candidate}, {"reason", r.reason}, {"nanoseconds", r.nanoseconds}});
+    rejected.push_back(
+        {{"candidate", r.candidate}, {"reason", r.reason}, {"nanoseconds", r.nanoseconds}, {"at_least", r.at_least}});
   }
+  ordered_json slowest;
+  if (ranks_looked_at() > 0) slowest = {{"nanoseconds", slowest_nanoseconds()}, {"ranks_looked_at", ranks_looked_at()}};
   ordered_json plan = {{"schema", kPlanSchema},
                        {"rank", data_->rank},
                        {"fingerprint", fmt::format("{:016x}", data_->fingerprint)},
@@ -201,6 +204,7 @@ std::string Plan::to_json() const {
                        {"shard_q", pieces_json(data_->shard_q.pieces)},
                        {"shard_k", pieces_json(data_->shard_k.pieces)},
                        {"modelled_nanoseconds", modelled_nanoseconds()},
+                       {"slowest", std::move(slowest)},
                        {"rejected", std::move(rejected)},
                        {"arena_bytes", arena_bytes()},
                        {"forward", pass_json(*this, Pass::forward)},

@@ -75,11 +75,15 @@ void append_strategy(std::string& out, const PlanData& data) {
   if (data.options.bucket_rows > 0) name += fmt::format(", buckets of {} rows", data.options.bucket_rows);
   fmt::format_to(to, "  strategy  {}: {}\n", name, row.summary);
   if (data.options.host_tensors) out += "            tensors lie on the host and stream through the device\n";
-  fmt::format_to(to, "            {} on this rank by the model: {}/s, {}/s received, {} per message\n",
-                 human_time(data.nanoseconds), human_flops(static_cast<double>(data.options.cost.flops_per_second)),
+  std::string slowest;
+  if (data.ranks_looked_at > 0) {
+    slowest = fmt::format(", {} on the slowest of {} looked at", human_time(data.slowest_nanoseconds), data.ranks_looked_at);
+  }
+  fmt::format_to(to, "            {} on this rank by the model{}: {}/s, {}/s received, {} per message\n",
+                 human_time(data.nanoseconds), slowest, human_flops(static_cast<double>(data.options.cost.flops_per_second)),
                  human_bytes(data.options.cost.bytes_per_second), human_time(data.options.cost.message_nanoseconds));
   for (const Rejected& rejected : data.rejected) {
-    const bool is_most = rejected.nanoseconds == std::numeric_limits<std::int64_t>::max();  // or more
+    const bool is_most = rejected.at_least || rejected.nanoseconds == std::numeric_limits<std::int64_t>::max();  // or more
     const std::string time =
         rejected.nanoseconds > 0 ? fmt::format(" ({}{})", is_most ? "at least " : "", human_time(rejected.nanoseconds)) : "";
     fmt::format_to(to, "  rejected  {}: {}{}\n", rejected.candidate, rejected.reason, time);

@@ -8,6 +8,8 @@
 namespace ringspan::internal {
 namespace {
 
+constexpr std::size_t kFew = 8;  // hulls or members: not worth an index
+
 // A slice's rows are named exactly by at most this many progressions; beyond, all of its keys are taken.
 constexpr std::int64_t kMaxParts = 64;
 
@@ -59,17 +61,18 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
   const std::vector<Progression>& others = key_side ? queries.pieces : keys.pieces;
   std::vector<BoxSet> sets(owned.size());
   std::vector<Progression> positions;
+  Pieces own_pieces(owned), other_pieces(others);
   const auto visit = [&](const Slice& found, const Hull& own_hull, const Hull& other_hull) {
     ++reads.visited_slices;
     const Slice slice = key_side ? found : transposed(found);  // the owned side is k
     const std::vector<Progression> head_sets =
         key_side ? kv_heads_of(slice.heads, problem.group()) : std::vector<Progression>{slice.heads};
-    for (const std::size_t i : own_hull.members) {
+    for (const std::size_t i : own_pieces.near(own_hull, slice.k)) {
       const Slice mine = restrict_k(slice, owned[i]);
       if (mine.k.empty()) continue;
       positions.clear();
       std::int64_t excess = 0;
-      for (const std::size_t other : other_hull.members) {
+      for (const std::size_t other : other_pieces.near(other_hull, mine.q)) {
         const Slice part = normalize(restrict_q(mine, others[other]));
         if (part.q.count > 0 && part.k.count > 0) excess += keys_with_partner(part, positions);
       }
@@ -81,13 +84,10 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
       }
     }
   };
-  const std::vector<Hull> hulls_q = hulls(queries.pieces);
-  for (const Hull& k : hulls(keys.pieces)) {
-    for (const Hull& q : hulls_q) {
-      for_each_slice(problem, {q.begin, q.end, k.begin, k.end, heads.begin, heads.end},
-                     [&](const Slice& slice) { visit(slice, key_side ? k : q, key_side ? q : k); });
-    }
-  }
+  const Pieces &of_keys = key_side ? own_pieces : other_pieces, &of_queries = key_side ? other_pieces : own_pieces;
+  for_each_slice_between(
+      problem, of_keys.hulls(), of_queries.hulls(), false, heads,
+      [&](const Slice& slice, const Hull& k, const Hull& q) { visit(slice, key_side ? k : q, key_side ? q : k); });
   for (const BoxSet& set : sets) {
     const std::vector<Box> boxes = set.boxes();
     reads.boxes.insert(reads.boxes.end(), boxes.begin(), boxes.end());
@@ -111,6 +111,59 @@ std::vector<Hull> hulls(std::span<const Progression> pieces) {
     result.back().members.push_back(i);
   }
   return result;
+}
+
+Pieces::Pieces(std::span<const Progression> pieces) : hulls_(internal::hulls(pieces)) {
+  for (std::size_t i = 0; i < hulls_.size(); ++i) {
+    if (hulls_[i].members.size() <= kFew) continue;
+    std::vector<Progression> members;
+    for (const std::size_t member : hulls_[i].members) members.push_back(pieces[member]);
+    ranges_.resize(hulls_.size());
+    ranges_[i].emplace(std::move(members));
+  }
+}
+
+const std::vector<std::size_t>& Pieces::near(const Hull& hull, const Progression& positions) {
+  const auto index = static_cast<std::size_t>(&hull - hulls_.data());
+  if (ranges_.empty() || !ranges_[index]) return hull.members;
+  ranges_[index]->find(positions.first, positions.end(), found_);
+  for (std::size_t& place : found_) place = hull.members[place];
+  return found_;
+}
+
+void for_each_slice_between(const Problem& problem, std::span<const Hull> outer, std::span<const Hull> inner,
+                            bool outer_is_queries, HeadRange heads,
+                            FunctionRef<void(const Slice&, const Hull& outer, const Hull& inner)> visit) {
+  const auto lower = [&](const Hull& x, std::int64_t begin, std::int64_t end, FunctionRef<void(const Slice&)> each) {
+    Restriction range{x.begin, x.end, begin, end, heads.begin, heads.end};
+    if (!outer_is_queries) range = {begin, end, x.begin, x.end, heads.begin, heads.end};
+    for_each_slice(problem, range, each);
+  };
+  if (outer.size() <= kFew || inner.size() <= kFew) {
+    for (const Hull& x : outer) {
+      for (const Hull& y : inner) lower(x, y.begin, y.end, [&](const Slice& slice) { visit(slice, x, y); });
+    }
+    return;
+  }
+  struct Found {
+    std::size_t inner;
+    Slice slice;
+  };
+  std::vector<Found> found;
+  for (const Hull& x : outer) {
+    found.clear();
+    lower(x, inner.front().begin, inner.back().end, [&](const Slice& whole) {
+      const Progression& rows = outer_is_queries ? whole.k : whole.q;
+      auto y = std::partition_point(inner.begin(), inner.end(), [&](const Hull& hull) { return hull.end <= rows.first; });
+      for (; y != inner.end() && y->begin < rows.end(); ++y) {
+        const Progression range{y->begin, 1, y->end - y->begin};
+        const Slice slice = normalize(outer_is_queries ? restrict_k(whole, range) : restrict_q(whole, range));
+        if (!slice.q.empty() && !slice.k.empty()) found.push_back({static_cast<std::size_t>(y - inner.begin()), slice});
+      }
+    });
+    std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.inner < b.inner; });
+    for (const Found& each : found) visit(each.slice, x, inner[each.inner]);
+  }
 }
 
 Reads keys_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys) {

@@ -3,10 +3,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
-#include "plan/box.h"
+#include "base/function_ref.h"
+#include "pattern/slice.h"
+#include "plan/near.h"
 
 namespace ringspan::internal {
 
@@ -40,6 +43,26 @@ struct Hull {
   std::vector<std::size_t> members;
 };
 std::vector<Hull> hulls(std::span<const Progression> pieces);
+
+// The hulls of pieces, and which of a hull's pieces a slice may have rows of.
+class Pieces {
+ public:
+  explicit Pieces(std::span<const Progression> pieces);
+  const std::vector<Hull>& hulls() const { return hulls_; }
+  // In the order of the hull's members; valid until the next call.
+  const std::vector<std::size_t>& near(const Hull& hull, const Progression& positions);
+
+ private:
+  std::vector<Hull> hulls_;
+  std::vector<std::optional<Ranges>> ranges_;  // of hulls with many members
+  std::vector<std::size_t> found_;
+};
+
+// Every slice between two hulls, clipped to them: hull by hull of `outer`, then of `inner`, then as for_each_slice has them.
+// Cost: where both lists are long, that of the slices of each outer hull; otherwise one lowering for each two hulls.
+void for_each_slice_between(const Problem& problem, std::span<const Hull> outer, std::span<const Hull> inner,
+                            bool outer_is_queries, HeadRange heads,
+                            FunctionRef<void(const Slice&, const Hull& outer, const Hull& inner)> visit);
 
 // The kv heads that a progression of query heads reads, as disjoint progressions.
 std::vector<Progression> kv_heads_of(const Progression& heads, int group);

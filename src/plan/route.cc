@@ -210,12 +210,10 @@ std::vector<std::vector<Box>> spread(std::vector<std::vector<Box>> parts, std::s
 
 std::vector<Box> common(std::span<const Box> a, std::span<const Box> b) {
   std::vector<Box> boxes;
-  for (const Box& x : a) {
-    for (const Box& y : b) {
-      const Box both = intersect(x, y);
-      if (!is_empty(both)) boxes.push_back(both);
-    }
-  }
+  for_each_near(b, a, [&](const Box& y, const Box& x) {
+    const Box both = intersect(x, y);
+    if (!is_empty(both)) boxes.push_back(both);
+  });
   return boxes;
 }
 

@@ -245,22 +245,21 @@ void Stream::visit_of_keys(std::int64_t stage, int direction, int source, const 
   pass_.add_gradients(gradients, true, region, compute);
   // A task is affine in what came and in what returns: the common refinement of both.
   std::vector<Entry> keys;
-  for (const Entry& in : incoming) {
-    for (const Entry& gradient : gradients) {
-      Entry entry;
-      entry.box = intersect(in.box, gradient.box);
-      if (is_empty(entry.box)) continue;
-      const auto narrowed = [&](const Entry& from, const Loc& loc) {
-        const RowRef at = ref(loc, from.box, entry.box.positions);
-        return Loc{at.view, at.row, at.step};
-      };
-      entry.k = narrowed(in, in.k);
-      entry.v = narrowed(in, in.v);
-      entry.dk = narrowed(gradient, gradient.dk);
-      entry.dv = narrowed(gradient, gradient.dv);
-      keys.push_back(entry);
-    }
-  }
+  for_each_near(std::span<const Entry>(gradients), std::span<const Entry>(incoming),
+                [&](const Entry& gradient, const Entry& in) {
+                  Entry entry;
+                  entry.box = intersect(in.box, gradient.box);
+                  if (is_empty(entry.box)) return;
+                  const auto narrowed = [&](const Entry& from, const Loc& loc) {
+                    const RowRef at = ref(loc, from.box, entry.box.positions);
+                    return Loc{at.view, at.row, at.step};
+                  };
+                  entry.k = narrowed(in, in.k);
+                  entry.v = narrowed(in, in.v);
+                  entry.dk = narrowed(gradient, gradient.dk);
+                  entry.dv = narrowed(gradient, gradient.dv);
+                  keys.push_back(entry);
+                });
   builder_.attend(compute, true, pass_.attend_items(pass_.own_q(), keys, pass_.all_heads()));
   builder_.send(stage + 2, 1, source, region, bundle, source, TransferOp::add);
 }

@@ -71,11 +71,10 @@ void expect_forecast(const Case& test) {
       EXPECT_EQ(counters.device.now, counters.device.most);
       EXPECT_EQ(counters.host.most, plan.pinned_bytes(pass));
       EXPECT_EQ(booked(plan, pass, [](const MemoryLine& line) { return line.component == "scratch"; }), 0);
-      const internal::Program& program = pass == Pass::forward ? plan.data().forward : plan.data().backward;
       const std::int64_t caller = booked(plan, pass, [](const MemoryLine& l) { return !l.in_arena && !l.beside_arena; });
       EXPECT_EQ(plan.memory_bytes(pass),
                 caller + booked(plan, pass, [](const MemoryLine& l) { return l.in_arena; }) + booked(plan, pass, beside));
-      EXPECT_LE(booked(plan, pass, [](const MemoryLine& l) { return l.in_arena; }), program.arena_bytes);
+      EXPECT_EQ(booked(plan, pass, [](const MemoryLine& l) { return l.in_arena; }), plan.arena_bytes());
     }
   });
 }

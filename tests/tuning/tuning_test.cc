@@ -246,6 +246,16 @@ TEST_F(TuneFile, FillsSizesThatAreLeftOpen) {
   EXPECT_EQ(with_tuned_sizes(problem(), portable()).tuned, TunedSizes{});
 }
 
+TEST_F(TuneFile, CountsOnTheCpuHoweverThatIsNamed) {
+  const Variable file("RINGSPAN_TUNE_FILE", path_);
+  write_tune_entry(path_, this_machine(), entry());
+  const auto world = make_thread_world(1);
+  for (const char* device : {"cpu", ""}) {
+    const Attention attention(problem(), portable(), *world[0], {.device = device});
+    EXPECT_EQ(attention.plan().kernel(Pass::forward).tile, (Tile{48, 128})) << device;
+  }
+}
+
 TEST_F(TuneFile, SizesThatTheKernelDoesNotTakeAreRefusedByName) {
   const Variable file("RINGSPAN_TUNE_FILE", path_);
   TuneEntry bad = entry();

@@ -1,0 +1,44 @@
+// What is counted of each rank without planning it, against plans.
+#include "plan/load.h"
+
+#include <gtest/gtest.h>
+
+#include "plan/choose.h"
+#include "plan_testing/random_problem.h"
+
+namespace ringspan::internal {
+namespace {
+
+// The choice stops planning a candidate by these numbers, so that they must be exact.
+TEST(Loads, AreThePairsOfPlans) {
+  for (std::uint64_t seed = 1; seed <= 40; ++seed) {
+    testing::RandomProblem random(seed);
+    const Problem problem = random.problem(static_cast<int>(random.draw(1, 7)), 80);
+    for (const StrategyRow& row : strategies()) {
+      PlanOptions options;
+      options.strategy = row.strategy;
+      options.backward = false;
+      const Setting setting = choose(problem, options).setting;
+      const Loads loads(setting);
+      for (int rank = 0; rank < problem.ranks; ++rank) {
+        ASSERT_EQ(loads.pairs(row.assign(setting, rank)), build_plan(setting, rank).forward.pairs)
+            << row.name << " rank " << rank << " of " << testing::describe(problem, options, seed);
+      }
+    }
+  }
+}
+
+TEST(Loads, KnowTheExtremes) {
+  Problem problem;
+  problem.tokens_q = problem.tokens_k = 1000;
+  problem.ranks = 10;
+  problem.pattern = Pattern::parse("causal");
+  PlanOptions options;
+  options.strategy = Strategy::ring;
+  EXPECT_EQ(Loads(choose(problem, options).setting).extremes(), (std::vector<int>{0, 9}));
+  problem.pattern = Pattern::parse("block:300-400,0-1000;0-300,700-800");  // queries of rank 3, keys of rank 7
+  EXPECT_EQ(Loads(choose(problem, options).setting).extremes(), (std::vector<int>{0, 3, 7}));
+}
+
+}  // namespace
+}  // namespace ringspan::internal
