@@ -11,7 +11,7 @@
 // Nothing is allocated inside forward and backward; all scratch memory is one arena of plan().arena_bytes() bytes.
 // What a pass writes (o and lse; dq, dk, dv and dsinks) may share no element with anything else that is passed to it, nor with
 // the arena; views that interleave in one allocation are fine. What it only reads may overlap. Refused are only a tensor that
-// overlaps itself and one that starts where another starts; nothing else of this is checked.
+// overlaps itself and one that starts where something else that is passed starts; nothing else of this is checked.
 // One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps
 // what Plan::memory calls "saved"), unless restore_saved() gave back what an earlier one had kept.
 #pragma once
@@ -102,7 +102,8 @@ struct PassStats {
   std::int64_t received_bytes = 0;
 };
 
-// Keeps a reference to the communicator and a view of a given arena: both must outlive it.
+// Keeps a reference to the communicator and a view of a given arena: both must outlive it. One that was moved from may only be
+// assigned to or destroyed.
 class Attention {
  public:
   // Collective: agrees on the problem and options with the other ranks, field by field, then plans. An error on one rank is

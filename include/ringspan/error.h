@@ -31,7 +31,8 @@ class CommError : public Error {
   using Error::Error;
 };
 
-// No plan fits the memory budget; the message names the smallest possible budget and what dominates it.
+// No plan fits the memory budget; the message names the smallest possible budget and what dominates it. Also what the other
+// ranks, and callers from C, get where a rank has not the memory that it asks for.
 class OutOfBudget : public Error {
  public:
   using Error::Error;

@@ -35,7 +35,8 @@ std::vector<std::unique_ptr<Communicator>> make_thread_world(int ranks);
 std::vector<std::unique_ptr<Communicator>> make_thread_world(const std::vector<std::string>& devices);
 
 // Runs `body` as every rank, each on a thread of its own, and returns when all have ended. When a body throws, the others
-// are aborted and the error that came first (not one that it induced in another rank) is thrown.
+// are aborted and the error that came first (not one that it induced in another rank) is thrown. An empty body is
+// refused, here and below.
 void run_thread_ranks(int ranks, const RankBody& body);
 void run_thread_ranks(std::vector<std::unique_ptr<Communicator>> world, const RankBody& body);
 
@@ -103,7 +104,7 @@ class SharedMemory {
 };
 
 // A communicator over an embedder's callbacks; calls `destroy` in the end. Throws InvalidArgument where a member is missing or
-// wrong, and then has called nothing.
+// wrong, Unsupported where one is set that this version does not know, and then has called nothing.
 std::unique_ptr<Communicator> make_communicator(const ringspan_communicator& callbacks);
 
 }  // namespace ringspan

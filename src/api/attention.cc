@@ -1,6 +1,8 @@
 #include "ringspan/attention.h"
 
+#include <chrono>
 #include <exception>
+#include <future>
 #include <optional>
 #include <utility>
 
@@ -12,6 +14,19 @@
 #include "ringspan/tuning.h"
 
 namespace ringspan {
+namespace {
+
+// In a thread of its own where there are other ranks: this one shows them meanwhile that it lives, as planning may take longer
+// than a deadline.
+Plan plan_alive(const Problem& problem, const PlanOptions& options, Communicator& communicator) {
+  const int rank = communicator.rank();
+  if (communicator.size() == 1) return make_plan(problem, options, rank);
+  std::future<Plan> plan = std::async([&] { return make_plan(problem, options, rank); });  // here where no thread can be had
+  while (plan.wait_for(std::chrono::milliseconds(1)) == std::future_status::timeout) communicator.progress();
+  return plan.get();
+}
+
+}  // namespace
 
 struct Attention::Impl {
   std::optional<internal::Executor> executor;
@@ -24,7 +39,7 @@ struct Attention::Impl {
     try {
       std::unique_ptr<internal::Device> device = cuda::make_device(execute.device, execute.stream, execute.fake_device_seed);
       executor.emplace(plan(device.get()), communicator, execute, arena, std::move(device));
-    } catch (const std::exception&) {
+    } catch (...) {  // whatever it is: a communicator may be the caller's
       own_error = std::current_exception();
     }
     internal::agree_on_plan(communicator, executor ? &executor->plan() : nullptr, own_error, execute.deadline);
@@ -34,13 +49,14 @@ struct Attention::Impl {
 
 Attention::Attention(const Problem& problem, const PlanOptions& options, Communicator& communicator, ExecuteOptions execute)
     : impl_(std::make_unique<Impl>()) {
+  const bool on_cpu = execute.device.empty() || execute.device == "cpu";
   PlanOptions tuned = options;
   try {
-    if (execute.device == "cpu") tuned = with_tuned_sizes(problem, options);
-  } catch (const Error&) {  // the other ranks are told instead of left to wait
+    if (on_cpu) tuned = with_tuned_sizes(problem, options);
+  } catch (...) {  // the other ranks are told instead of left to wait
     internal::refuse(communicator, std::current_exception(), execute.deadline, kAgreeRounds);
   }
-  if (!execute.device.empty() && execute.device != "cpu") tuned.device = DeviceKind::cuda;
+  if (!on_cpu) tuned.device = DeviceKind::cuda;
   PlanOptions agreed = internal::agree_on_problem(communicator, problem, tuned, execute.deadline);
   agreed.device = options.device;
   const auto plan = [&](internal::Device* device) {
@@ -49,7 +65,7 @@ Attention::Attention(const Problem& problem, const PlanOptions& options, Communi
       own.device = DeviceKind::cuda;
       own.device_messages = internal::takes_messages_of(communicator, *device);
     }
-    return make_plan(problem, own, communicator.rank());
+    return plan_alive(problem, own, communicator);
   };
   impl_->construct(plan, communicator, execute, {});
 }

@@ -155,8 +155,7 @@ void check_backward(const ringspan::Plan& plan, ringspan::Pass pass) {
 extern "C" {
 
 const char* ringspan_version(void) {
-  static const std::string version =
-      fmt::format("{}.{}.{}", RINGSPAN_VERSION_MAJOR, RINGSPAN_VERSION_MINOR, RINGSPAN_VERSION_PATCH);
+  static const std::string version = ringspan::c_api::version_text();
   return version.c_str();
 }
 

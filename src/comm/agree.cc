@@ -112,7 +112,12 @@ void Agreement::disseminate(std::int64_t bytes, Communicator::Seconds deadline, 
     const int distance = 1 << step;
     const std::array batch{Message{Message::Direction::send, (rank + distance) % size, known_.get(), bytes},
                            Message{Message::Direction::receive, (rank + size - distance) % size, heard_.get(), bytes}};
-    communicator_.wait(communicator_.post(first_round + static_cast<std::uint64_t>(step), batch), deadline);
+    try {
+      communicator_.wait(communicator_.post(first_round + static_cast<std::uint64_t>(step), batch), deadline);
+    } catch (...) {  // whatever it is: nothing may write into the packets any more, and the peers must hear of it
+      communicator_.abort(describe_error(std::current_exception()).text);
+      throw;
+    }
     merge(known_->version, heard_->version);
     merge(known_->count, heard_->count);
     merge(known_->names, heard_->names);

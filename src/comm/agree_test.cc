@@ -4,12 +4,15 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <new>
 #include <random>
+#include <stdexcept>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm_testing/decorators.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
@@ -95,6 +98,15 @@ TEST(AgreementTest, TheErrorOfTheLowestRankReachesAllWithItsClass) {
   }
 }
 
+TEST(AgreementTest, MemoryThatIsNotToBeHadReachesAllAsSuch) {
+  const auto errors = errors_of<OutOfBudget>(3, [](Communicator& comm) {
+    const std::exception_ptr own = comm.rank() == 1 ? std::make_exception_ptr(std::bad_alloc()) : nullptr;
+    Agreement(comm).agree({}, own, kPatience);
+  });
+  EXPECT_EQ(errors[0], "rank 0/3: on rank 1: out of memory");
+  EXPECT_EQ(errors[1], "rank 1/3: out of memory");
+}
+
 TEST(AgreementTest, LongErrorsAreCutAndSaySo) {
   const auto errors = errors_of<InvalidArgument>(2, [](Communicator& comm) {
     Agreement agreement(comm);
@@ -150,6 +162,23 @@ TEST(AgreementTest, ErrorsNameWhatWasToBeAgreed) {
     if (comm.rank() == 0) Agreement(comm).agree({}, nullptr, Communicator::Seconds{0.05});
   });
   EXPECT_THAT(errors[0], testing::HasSubstr("in round 0 of the agreement on the problem: "));
+}
+
+// An embedder's communicator may throw anything: the buffers are taken back, and the peers hear of it.
+TEST(AgreementTest, AnErrorOfAnyKindAborts) {
+  class Throwing final : public comm_testing::ForwardingCommunicator {
+   public:
+    using ForwardingCommunicator::ForwardingCommunicator;
+    void wait(Request, Seconds) override { throw std::runtime_error("out of ink"); }
+  };
+  const auto errors = errors_of<CommError>(3, [](Communicator& comm) {
+    if (comm.rank() != 1) return Agreement(comm).agree_fingerprint(1, 0, nullptr, kPatience);
+    Throwing throwing(comm);
+    EXPECT_THROW(Agreement(throwing).agree_fingerprint(1, 0, nullptr, kPatience), std::runtime_error);
+    comm.progress();
+  });
+  EXPECT_EQ(errors[1], "rank 1/3: aborted: out of ink");
+  for (const int rank : {0, 2}) EXPECT_THAT(errors[rank], testing::HasSubstr("rank 1 aborted: out of ink"));
 }
 
 TEST(RoundNameTest, CountsFromTheStartOfEachRange) {

@@ -1,11 +1,11 @@
 // A communicator from a C struct of callbacks.
 #include <algorithm>
-#include <cstring>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "comm/batch_checker.h"
+#include "comm/c_struct.h"
 #include "comm/error_code.h"
 #include "ringspan/error.h"
 #include "ringspan/ringspan_c.h"
@@ -80,6 +80,7 @@ class CallbackCommunicator final : public Communicator {
     ringspan_communicator copy{};
     copy.struct_size = sizeof copy;
     require("duplicate", c_.duplicate(c_.user, &copy));
+    copy.struct_size = std::min<std::uint64_t>(copy.struct_size, sizeof copy);  // there is no more of it
     return make_communicator(copy);
   }
 
@@ -148,14 +149,7 @@ class CallbackCommunicator final : public Communicator {
 }  // namespace
 
 std::unique_ptr<Communicator> make_communicator(const ringspan_communicator& callbacks) {
-  // All up to and including `abort` were in the first version of the struct.
-  constexpr std::uint64_t kLeast = offsetof(ringspan_communicator, duplicate);
-  if (callbacks.struct_size < kLeast) {
-    throw InvalidArgument(fmt::format("communicator.struct_size ({}) must be sizeof(ringspan_communicator) ({})",
-                                      callbacks.struct_size, sizeof callbacks));
-  }
-  ringspan_communicator known{};  // callbacks that the caller does not know of are null
-  std::memcpy(&known, &callbacks, std::min<std::uint64_t>(callbacks.struct_size, sizeof known));
+  const ringspan_communicator known = c_api::read(&callbacks, "communicator");
   if (known.size < 1) throw InvalidArgument(fmt::format("communicator.size ({}) must be at least 1", known.size));
   if (known.rank < 0 || known.rank >= known.size) {
     throw InvalidArgument(fmt::format("communicator.rank ({}) must be in [0, {})", known.rank, known.size));

@@ -69,9 +69,11 @@ TEST(CallbackCommunicatorErrors, AStructThatIsNotWholeIsRefusedMemberByMember) {
   Scripted script;
   const ringspan_communicator good = callbacks_of(script);
   ringspan_communicator c = good;
-  c.struct_size = 8;
-  EXPECT_EQ(refusal_of(c),
-            "communicator.struct_size (8) must be sizeof(ringspan_communicator) (" + std::to_string(sizeof c) + ")");
+  for (const std::uint64_t size : {std::uint64_t{0}, std::uint64_t{7}, std::uint64_t{sizeof c - 4}, std::uint64_t{1} << 50}) {
+    c.struct_size = size;
+    EXPECT_EQ(refusal_of(c), "communicator.struct_size (" + std::to_string(size) + ") must be the size of the struct (" +
+                                 std::to_string(sizeof c) + ")");
+  }
   c = good;
   c.size = 0;
   EXPECT_EQ(refusal_of(c), "communicator.size (0) must be at least 1");
@@ -98,6 +100,21 @@ TEST(CallbackCommunicatorErrors, AStructThatIsNotWholeIsRefusedMemberByMember) {
   EXPECT_EQ(script.destroyed, 0);
   make_communicator(good).reset();
   EXPECT_EQ(script.destroyed, 1);
+}
+
+TEST(CallbackCommunicatorErrors, WhatANewerStructSetsIsNotIgnored) {
+  Scripted script;
+  struct Newer {
+    ringspan_communicator known;
+    void (*unknown)();
+  } newer = {callbacks_of(script), nullptr};
+  newer.known.struct_size = sizeof newer;
+  EXPECT_EQ(make_communicator(newer.known)->size(), 3);
+  newer.unknown = [] {};
+  EXPECT_NE(error_of<Unsupported>([&] {
+              make_communicator(newer.known);
+            }).find("communicator has something set at byte " + std::to_string(sizeof newer.known)),
+            std::string::npos);
 }
 
 TEST(CallbackCommunicatorErrors, AStatusBecomesItsClassAndAFailureStays) {
@@ -180,6 +197,11 @@ TEST(TransportErrors, AWorldHasAtLeastOneRank) {
   EXPECT_EQ(error_of<InvalidArgument>([] { make_thread_world(0); }), "ranks (0) must be at least 1");
   EXPECT_EQ(error_of<InvalidArgument>([] { run_thread_ranks(-1, [](Communicator&) {}); }), "ranks (-1) must be at least 1");
   EXPECT_EQ(error_of<InvalidArgument>([] { run_forked_ranks(0, [](Communicator&) {}); }), "ranks (0) must be at least 1");
+}
+
+TEST(TransportErrors, AnEmptyBodyIsRefused) {
+  EXPECT_EQ(error_of<InvalidArgument>([] { run_thread_ranks(2, nullptr); }), "body is empty");
+  EXPECT_EQ(error_of<InvalidArgument>([] { run_forked_ranks(2, nullptr); }), "body is empty");
 }
 
 }  // namespace

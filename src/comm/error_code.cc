@@ -1,5 +1,7 @@
 #include "comm/error_code.h"
 
+#include <new>
+
 #include "comm/transport.h"
 #include "ringspan/error.h"
 
@@ -23,6 +25,8 @@ ErrorText describe_error(const std::exception_ptr& error) {
     return {ErrorCode::device_error, e.what()};
   } catch (const Error& e) {
     return {ErrorCode::error, e.what()};
+  } catch (const std::bad_alloc&) {
+    return {ErrorCode::out_of_budget, "out of memory"};
   } catch (const std::exception& e) {
     return {ErrorCode::internal, e.what()};
   } catch (...) {

@@ -24,7 +24,7 @@ struct ErrorText {
   std::string text;
 };
 
-// Of an exception that was thrown; ok for null.
+// Of an exception that was thrown; ok for null. Memory that was not to be had (std::bad_alloc) is out_of_budget.
 ErrorText describe_error(const std::exception_ptr& error);
 // An exception of the class that the code names; null for ok. Unknown codes and `internal` make an Error.
 std::exception_ptr make_error(ErrorCode code, const std::string& text);

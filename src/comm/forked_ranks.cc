@@ -279,6 +279,7 @@ std::vector<RankOutcome> wait_for_all(std::vector<Child>& children, Communicator
 
 std::vector<RankOutcome> try_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options) {
   if (ranks < 1) throw InvalidArgument(fmt::format("ranks ({}) must be at least 1", ranks));
+  if (!body) throw InvalidArgument("body is empty");
   Children children(ranks);
   start_children(children.list, body);
   return wait_for_all(children.list, options.grace);

@@ -1,8 +1,12 @@
 #include <exception>
 #include <mutex>
+#include <system_error>
 #include <thread>
 
+#include <fmt/format.h>
+
 #include "comm/transport.h"
+#include "ringspan/error.h"
 #include "ringspan/transports.h"
 
 namespace ringspan {
@@ -50,19 +54,22 @@ void run_rank(std::unique_ptr<Communicator> communicator, const RankBody& body, 
 void run_thread_ranks(int ranks, const RankBody& body) { run_thread_ranks(make_thread_world(ranks), body); }
 
 void run_thread_ranks(std::vector<std::unique_ptr<Communicator>> world, const RankBody& body) {
+  if (!body) throw InvalidArgument("body is empty");
   FirstError first;
   std::vector<std::thread> threads;
   threads.reserve(world.size());
-  for (auto& communicator : world) {
-    try {
-      threads.emplace_back(
-          [&body, &first, rank = std::move(communicator)]() mutable { run_rank(std::move(rank), body, first); });
-    } catch (...) {  // no more threads: the communicators that nobody drives leave, which ends the waits of the others
-      first.offer(std::current_exception(), false);
-      world.clear();
-      break;
+  try {
+    for (auto& communicator : world) {
+      threads.emplace_back([&body, &first, &communicator] { run_rank(std::move(communicator), body, first); });
     }
+  } catch (const std::system_error& error) {
+    const std::string text = fmt::format("no thread for rank {}/{}: {}", threads.size(), world.size(), error.code().message());
+    first.offer(std::make_exception_ptr(Error(text)), false);
+  } catch (...) {
+    first.offer(std::current_exception(), false);
   }
+  // Communicators that nobody drives leave, which ends the waits of the others; not before the cause is known.
+  for (std::size_t rank = threads.size(); rank < world.size(); ++rank) world[rank].reset();
   for (std::thread& thread : threads) thread.join();
   first.rethrow_if_any();
 }

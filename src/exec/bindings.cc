@@ -3,25 +3,37 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <cstdlib>
 #include <initializer_list>
+#include <limits>
 
+#include "base/int128.h"
 #include "ringspan/error.h"
 
 namespace ringspan::internal {
 namespace {
 
+struct Dimension {
+  std::int64_t count, stride;
+  const char* name;
+};
+
+// Offsets in bytes have 64 bits. `reach`, in elements, is that of the dimensions before.
+void check_reach(const Dimension& dimension, DType dtype, std::string_view name, Int128* reach) {
+  if (dimension.count <= 1) return;
+  const Int128 stride = dimension.stride;
+  *reach += (dimension.count - 1) * (stride < 0 ? -stride : stride);
+  if (*reach * size_of(dtype) <= std::numeric_limits<std::int64_t>::max()) return;
+  throw InvalidArgument(fmt::format("{}: the {} stride ({}) is too large: {} steps of it must stay within 2^63 bytes", name,
+                                    dimension.name, dimension.stride, dimension.count - 1));
+}
+
 // Whether two elements may share memory: sorted by stride, each dimension must step over all the smaller ones together.
-void check_overlap(const TensorShape& shape, const Binding& binding, std::string_view name) {
-  struct Dimension {
-    std::int64_t count, stride;
-    const char* name;
-  };
-  Dimension dimensions[] = {{shape.batch, std::abs(binding.batch_stride), "batch"},
-                            {shape.rows, std::abs(binding.row_stride), "token"},
-                            {shape.heads, std::abs(binding.head_stride), "head"}};
-  std::sort(std::begin(dimensions), std::end(dimensions), [](const auto& a, const auto& b) { return a.stride < b.stride; });
-  std::int64_t span = shape.width;  // elements covered by the smaller dimensions
+void check_overlap(std::array<Dimension, 3> dimensions, std::int64_t width, std::string_view name) {
+  for (Dimension& dimension : dimensions) dimension.stride = dimension.count <= 1 ? 0 : std::abs(dimension.stride);
+  std::sort(dimensions.begin(), dimensions.end(), [](const auto& a, const auto& b) { return a.stride < b.stride; });
+  std::int64_t span = width;  // elements covered by the smaller dimensions
   for (const Dimension& dimension : dimensions) {
     if (dimension.count <= 1) continue;
     if (dimension.stride < span) {
@@ -48,21 +60,38 @@ Binding check(const PlanData& plan, TensorKind kind, const ConstTensor& tensor, 
     throw InvalidArgument(fmt::format("{}.data ({}) must be aligned to {} bytes, the size of {}", name, fmt::ptr(tensor.data),
                                       size_of(shape.dtype), to_string(shape.dtype)));
   }
-  if (output) check_overlap(shape, binding, name);
+  const std::array<Dimension, 3> dimensions{Dimension{shape.batch, binding.batch_stride, "batch"},
+                                            {shape.rows, binding.row_stride, "token"},
+                                            {shape.heads, binding.head_stride, "head"}};
+  Int128 reach = shape.width;
+  for (const Dimension& dimension : dimensions) check_reach(dimension, shape.dtype, name, &reach);
+  if (output) check_overlap(dimensions, shape.width, name);
   return binding;
 }
 
 // An output that starts where another tensor starts would overwrite what is still to be read.
 void check_aliases(const PlanData& plan, const Bindings& bindings, std::initializer_list<TensorKind> outputs) {
-  for (const TensorKind output : outputs) {
-    const TensorShape shape = shape_of(plan, output);
-    if (bindings[output].data == nullptr || shape.batch * shape.rows * shape.heads == 0) continue;
-    for (int other = 0; other < kCallerTensors; ++other) {
-      const auto kind = static_cast<TensorKind>(other);
-      if (kind == output || bindings[kind].data != bindings[output].data) continue;
-      const TensorShape shape_other = shape_of(plan, kind);
-      if (shape_other.batch * shape_other.rows * shape_other.heads == 0) continue;
-      throw InvalidArgument(fmt::format("{} is written and must not share memory with {}", to_string(output), to_string(kind)));
+  struct Given {
+    std::string_view name;
+    const void* data;  // null where there is nothing to read or write
+    bool is_output;
+  };
+  std::array<Given, kCallerTensors + 3> all;
+  for (int index = 0; index < kCallerTensors; ++index) {
+    const auto kind = static_cast<TensorKind>(index);
+    const TensorShape shape = shape_of(plan, kind);
+    const bool has_rows = shape.batch * shape.rows * shape.heads != 0;
+    all[static_cast<std::size_t>(index)] = {to_string(kind), has_rows ? bindings[kind].data : nullptr,
+                                            std::find(outputs.begin(), outputs.end(), kind) != outputs.end()};
+  }
+  all[kCallerTensors] = {"alibi_slopes", bindings.alibi_slopes, false};
+  all[kCallerTensors + 1] = {"sinks", bindings.sinks, false};
+  all[kCallerTensors + 2] = {"dsinks", bindings.dsinks, true};
+  for (const Given& output : all) {
+    if (!output.is_output || output.data == nullptr) continue;
+    for (const Given& other : all) {
+      if (&other == &output || other.data != output.data) continue;
+      throw InvalidArgument(fmt::format("{} is written and must not share memory with {}", output.name, other.name));
     }
   }
 }
@@ -81,9 +110,12 @@ void bind_vectors(const PlanData& plan, const Tensors& tensors, Bindings* bindin
   check_vector(plan.problem.alibi, tensors.alibi_slopes, "alibi_slopes", "alibi");
   check_vector(plan.problem.sinks, tensors.sinks, "sinks", "sinks");
   const std::int64_t stride = tensors.alibi_batch_stride;
-  if (plan.problem.alibi && stride != 0 && std::abs(stride) < plan.problem.heads) {
-    throw InvalidArgument(fmt::format("alibi_batch_stride ({}) must be 0 or at least heads ({})", stride, plan.problem.heads));
+  const std::int64_t heads = plan.problem.heads;
+  if (plan.problem.alibi && stride != 0 && stride > -heads && stride < heads) {
+    throw InvalidArgument(fmt::format("alibi_batch_stride ({}) must be 0 or at least heads ({})", stride, heads));
   }
+  Int128 reach = heads;
+  if (plan.problem.alibi) check_reach({plan.problem.batch, stride, "batch"}, DType::float32, "alibi_slopes", &reach);
   bindings->alibi_slopes = tensors.alibi_slopes;
   bindings->alibi_batch_stride = stride;
   bindings->sinks = tensors.sinks;
@@ -136,8 +168,8 @@ Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {
   input(TensorKind::v, tensors.v);
   output(TensorKind::o, tensors.o);
   output(TensorKind::lse, tensors.lse);
-  check_aliases(plan, bindings, {TensorKind::o, TensorKind::lse});
   bind_vectors(plan, tensors, &bindings);
+  check_aliases(plan, bindings, {TensorKind::o, TensorKind::lse});
   return bindings;
 }
 
@@ -157,10 +189,10 @@ Bindings bind(const PlanData& plan, const BackwardTensors& tensors, bool reads_o
   output(TensorKind::dq, tensors.dq);
   output(TensorKind::dk, tensors.dk);
   output(TensorKind::dv, tensors.dv);
-  check_aliases(plan, bindings, {TensorKind::dq, TensorKind::dk, TensorKind::dv});
   bind_vectors(plan, tensors, &bindings);
   check_vector(plan.problem.sinks, tensors.dsinks, "dsinks", "sinks");
   bindings.dsinks = tensors.dsinks;
+  check_aliases(plan, bindings, {TensorKind::dq, TensorKind::dk, TensorKind::dv});
   return bindings;
 }
 

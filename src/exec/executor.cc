@@ -74,10 +74,9 @@ Plan plan_for(const Plan& plan, Communicator& communicator, Device* device, cons
 
 bool takes_messages_of(const Communicator& communicator, Device& device) {
   if (communicator.size() == 1) return false;  // there are none
-  std::byte* const sample = device.allocate(1);
-  const bool takes = communicator.takes_device_memory(sample);
-  device.release(sample);
-  return takes;
+  const auto release = [&](std::byte* memory) { device.release(memory); };
+  const std::unique_ptr<std::byte, decltype(release)> sample(device.allocate(1), release);
+  return communicator.takes_device_memory(sample.get());
 }
 
 Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOptions& options, std::span<std::byte> arena,
@@ -278,9 +277,9 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
   agree(pass, own_error);
   try {
     run();
-  } catch (const std::exception& error) {
+  } catch (...) {  // whatever it is: a communicator may be the caller's
     failure_ = std::current_exception();
-    fail(error.what());
+    fail();
     throw;
   }
   has_forward_ = has_forward_ || pass == Pass::forward;

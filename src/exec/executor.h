@@ -109,7 +109,7 @@ class Executor {
   void launch_on_device(const Launch& launch, std::size_t first);
   void begin_copies(const Stage& stage);
   void copy_messages(const Stage& stage, bool send);
-  void fail(const char* what) noexcept;
+  void fail() noexcept;
 
   static void run_call(void* argument);
   void run_rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const kernels::Context& context);

@@ -1,5 +1,6 @@
 // A pass, stage by stage: messages, copies, launches, and what a launch calls. The rest of Executor is in executor.cc.
 #include "base/check.h"
+#include "comm/error_code.h"
 #include "exec/choose_fused.h"
 #include "exec/executor.h"
 
@@ -171,8 +172,8 @@ void Executor::drain() {
 }
 
 // The peers learn of it first; then nothing of ours may touch the caller's tensors any more.
-void Executor::fail(const char* what) noexcept {
-  communicator_.abort(what);
+void Executor::fail() noexcept {
+  communicator_.abort(describe_error(failure_).text);
   if (device_ != nullptr) return device_->finish();
   try {
     queue_->wait(queue_->record(), [] {});

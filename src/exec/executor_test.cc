@@ -11,6 +11,8 @@
 #include <random>
 #include <string>
 
+#include "comm/rounds.h"
+#include "comm_testing/decorators.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
@@ -312,6 +314,11 @@ TEST(Executor, ChecksTheCallersTensors) {
   EXPECT_EQ(refused([](auto& t) { t.o.head_stride = kDimV - 1; }),
             "o is written and must not overlap itself: its head stride (5) must be at least 6");
   EXPECT_EQ(refused([](auto& t) { t.o.data = const_cast<void*>(t.v.data); }), "o is written and must not share memory with v");
+  constexpr std::int64_t kHuge = std::numeric_limits<std::int64_t>::max() / 2;
+  EXPECT_EQ(refused([](auto& t) { t.o.token_stride = kHuge; }),
+            "o: the token stride (4611686018427387903) is too large: 4 steps of it must stay within 2^63 bytes");
+  EXPECT_EQ(refused([](auto& t) { t.k.head_stride = -kHuge; }),
+            "k: the head stride (-4611686018427387903) is too large: 1 steps of it must stay within 2^63 bytes");
   const float one[kHeads] = {};
   EXPECT_EQ(refused([&](auto& t) { t.sinks = one; }), "sinks is given, but the problem has sinks = false");
   EXPECT_EQ(refused([&](auto& t) { t.alibi_slopes = one; }), "alibi_slopes is given, but the problem has alibi = false");
@@ -338,6 +345,8 @@ TEST(Executor, WantsSinksAndSlopesWhereTheProblemHasThem) {
   EXPECT_EQ(message_of([&] { executor.forward(tensors); }), "alibi_batch_stride (3) must be 0 or at least heads (4)");
   tensors.alibi_batch_stride = kHeads;
   executor.forward(tensors);
+  tensors.o.data = const_cast<float*>(values);
+  EXPECT_EQ(message_of([&] { executor.forward(tensors); }), "o is written and must not share memory with alibi_slopes");
 }
 
 // Rows may lie anywhere: outputs and inputs with gaps, heads outside tokens.
@@ -397,6 +406,38 @@ TEST(ExecutorErrors, DifferentPlansAreRefused) {
       ADD_FAILURE() << "the plans differ";
     } catch (const CommError& error) {
       EXPECT_NE(std::string(error.what()).find("ranks disagree on the plan (fingerprint)"), std::string::npos) << error.what();
+    }
+  });
+}
+
+// An embedder's communicator may throw anything in a pass: the peers hear of it, and the executor stays failed.
+TEST(ExecutorErrors, WhateverACommunicatorThrowsFailsThePass) {
+  class Throwing final : public comm_testing::ForwardingCommunicator {
+   public:
+    using ForwardingCommunicator::ForwardingCommunicator;
+    Request post(std::uint64_t round, std::span<const Message> batch) override {
+      if (round < kPlanRoundsEnd) throw 42;
+      return ForwardingCommunicator::post(round, batch);
+    }
+  };
+  const Whole whole(2);
+  run_thread_ranks(2, [&](Communicator& communicator) {
+    Throwing throwing(communicator);
+    const int rank = communicator.rank();
+    HandMade made(2, rank);
+    Executor executor(made.plan(), rank == 1 ? throwing : communicator, {}, {});
+    Outputs outputs;
+    for (int call = 0; call < 2; ++call) {
+      try {
+        executor.forward(tensors_of(whole, rank, outputs));
+        ADD_FAILURE() << "nothing thrown";
+      } catch (const CommError& error) {
+        EXPECT_EQ(rank, 0);
+        EXPECT_NE(std::string(error.what()).find("rank 1 aborted: unknown exception"), std::string::npos) << error.what();
+      } catch (int thrown) {
+        EXPECT_EQ(rank, 1);
+        EXPECT_EQ(thrown, 42);
+      }
     }
   });
 }

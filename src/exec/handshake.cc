@@ -10,6 +10,7 @@
 
 #include "base/fnv1a.h"
 #include "comm/agree.h"
+#include "plan/capability.h"
 #include "plan/kernel_choice.h"
 #include "ringspan/error.h"
 #include "ringspan/version.h"
@@ -94,12 +95,14 @@ RankOverhead own_overhead(const Problem& problem, const PlanOptions& options) {
   }
 }
 
-void check_own(const Communicator& communicator, const Problem& problem, Communicator::Seconds deadline) {
+void check_own(const Communicator& communicator, const Problem& problem, const PlanOptions& options,
+               Communicator::Seconds deadline) {
   problem.validate();
   if (communicator.size() != problem.ranks) {
     throw InvalidArgument(
         fmt::format("ranks ({}) must equal the size of the communicator ({})", problem.ranks, communicator.size()));
   }
+  validate_options(problem, options, communicator.rank());
   check_deadline(deadline);
 }
 
@@ -135,8 +138,8 @@ void refuse(Communicator& communicator, const std::exception_ptr& own_error, Com
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
                              Communicator::Seconds deadline) {
   try {
-    check_own(communicator, problem, deadline);
-  } catch (const Error&) {  // such a problem has nothing that could be compared
+    check_own(communicator, problem, options, deadline);
+  } catch (...) {  // such a problem, or such options, have nothing that could be compared
     refuse(communicator, std::current_exception(), deadline, kAgreeRounds);
   }
   if (communicator.size() == 1) return options;

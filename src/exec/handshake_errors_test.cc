@@ -25,6 +25,7 @@ Given given() {
   both.problem.tokens_q = both.problem.tokens_k = 12;
   both.problem.heads = both.problem.kv_heads = 2;
   both.problem.ranks = 3;
+  both.options.strategy = Strategy::local;
   return both;
 }
 
@@ -74,7 +75,7 @@ TEST(HandshakeErrors, NumbersThatDiffer) {
   EXPECT_EQ(told([](Given& g) { g.options.keep_o_float32 = false; }),
             "ranks disagree on keep_o_float32: 1 on rank 0, 0 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.options.strategy = Strategy::ring; }),
-            "ranks disagree on strategy (0 auto, 1 local, 2 all-gather, 3 exchange, 4 ring, 5 pass-q, 6 ulysses): 0 on rank 0, "
+            "ranks disagree on strategy (0 auto, 1 local, 2 all-gather, 3 exchange, 4 ring, 5 pass-q, 6 ulysses): 1 on rank 0, "
             "4 on rank 2");
   EXPECT_EQ(told([](Given& g) { g.options.cost.flops_per_second = 7; }),
             "ranks disagree on cost.flops_per_second: 100000000000 on rank 0, 7 on rank 2");
@@ -107,6 +108,22 @@ TEST(HandshakeErrors, AnInvalidProblemOfOneRank) {
   EXPECT_NE(told([](Given& g) { g.problem.pattern.align = static_cast<Align>(77); }).find("pattern.align (77)"),
             std::string::npos);
   EXPECT_EQ(told([](Given& g) { g.problem.ranks = 4; }), "ranks (4) must equal the size of the communicator (3)");
+}
+
+// Also of options: everybody is told which rank's, though the smallest budget wins.
+TEST(HandshakeErrors, InvalidOptionsOfOneRank) {
+  EXPECT_EQ(told([](Given& g) { g.options.memory_budget = -5; }), "memory_budget (-5) must be 0 (unlimited) or positive");
+  EXPECT_EQ(told([](Given& g) { g.options.tuned.bucket_rows = -5; }), "tuned.bucket_rows (-5) must not be negative");
+  run_thread_ranks(3, [](Communicator& communicator) {
+    Given own = given();
+    if (communicator.rank() == 1) own.options.memory_budget = -5;
+    try {
+      agree_on_problem(communicator, own.problem, own.options, kDeadline);
+      ADD_FAILURE() << "rank " << communicator.rank() << " was not told";
+    } catch (const InvalidArgument& error) {
+      EXPECT_EQ(std::string(error.what()).find("on rank 1: ") != std::string::npos, communicator.rank() != 1) << error.what();
+    }
+  });
 }
 
 TEST(HandshakeErrors, AnInvalidDeadlineOfOneRank) {

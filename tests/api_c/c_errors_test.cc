@@ -298,4 +298,18 @@ TEST(CErrors, OfAnAbort) {
   expect_abort(nullptr, "no reason given");
 }
 
+// What failed is what one would give as the reason.
+TEST(CErrors, OfAnAbortForTheLastError) {
+  ringspan_comm* comms[2];
+  ASSERT_EQ(ringspan_comm_create_threads(2, comms), RINGSPAN_OK);
+  ringspan_attention* attention = nullptr;
+  expect_error(ringspan_attention_forward(nullptr, nullptr), RINGSPAN_INVALID_ARGUMENT, "attention is null");
+  EXPECT_EQ(ringspan_comm_abort(comms[1], ringspan_last_error()), RINGSPAN_OK);
+  EXPECT_STREQ(ringspan_last_error(), "");
+  const ringspan_problem problem = make_problem(2);
+  expect_error(ringspan_attention_create(&problem, nullptr, comms[0], nullptr, &attention), RINGSPAN_PEER_FAILURE,
+               "aborted: attention is null");
+  for (ringspan_comm* comm : comms) ringspan_comm_destroy(comm);
+}
+
 }  // namespace

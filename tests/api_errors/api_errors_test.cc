@@ -8,6 +8,7 @@
 #include <string>
 
 #include "api_testing/world.h"
+#include "comm_testing/decorators.h"
 #include "ringspan/error.h"
 
 namespace ringspan::testing {
@@ -76,6 +77,12 @@ TEST(AttentionErrors, GradientOfSinks) {
       test, [](BackwardTensors& t) { t.dsinks = nullptr; }, "dsinks is null, but the problem has sinks = true");
   expect_backward_refuses(
       test, [](BackwardTensors& t) { t.sinks = nullptr; }, "sinks is null, but the problem has sinks = true");
+  expect_backward_refuses(
+      test, [](BackwardTensors& t) { t.dsinks = const_cast<float*>(t.sinks); },
+      "dsinks is written and must not share memory with sinks");
+  expect_backward_refuses(
+      test, [](BackwardTensors& t) { t.dsinks = static_cast<float*>(t.dv.data); },
+      "dv is written and must not share memory with dsinks");
   static float dsinks[2];
   expect_backward_refuses(
       make_case(1), [](BackwardTensors& t) { t.dsinks = dsinks; }, "dsinks is given, but the problem has sinks = false");
@@ -158,6 +165,46 @@ TEST(AttentionErrors, ThreadsBeyondAnyMachine) {
     if (communicator.rank() == 1) test.options.threads = 1'000'000'000;
     expect_throw<InvalidArgument>([&] { Attention(test.problem, test.options, communicator); },
                                   "threads (1000000000) must be in [1, 4096]");
+  });
+}
+
+// Whatever an embedder's communicator throws while the attention is made reaches the others, too.
+TEST(AttentionErrors, WhateverACommunicatorThrowsWhileAnAttentionIsMade) {
+  class Throwing final : public comm_testing::ForwardingCommunicator {
+   public:
+    using ForwardingCommunicator::ForwardingCommunicator;
+    bool takes_device_memory(const void*) const override { throw 42; }
+  };
+  run_thread_ranks(2, [](Communicator& communicator) {
+    const Case test = make_case(2);
+    Throwing throwing(communicator);
+    const bool throws = communicator.rank() == 1;
+    expect_throw<Error>(
+        [&] { Attention(test.problem, test.options, throws ? throwing : communicator, {.device = "cuda-emulated"}); },
+        "unknown exception");
+    const Attention attention(test.problem, test.options, communicator);  // which is as good as new
+  });
+}
+
+// A rank that plans for longer than the others wait at most is not taken for a dead one.
+TEST(AttentionErrors, ARankThatPlansShowsThatItLives) {
+  class Counting final : public comm_testing::ForwardingCommunicator {
+   public:
+    using ForwardingCommunicator::ForwardingCommunicator;
+    void progress() override {
+      ++signs;
+      ForwardingCommunicator::progress();
+    }
+    int signs = 0;
+  };
+  run_thread_ranks(2, [](Communicator& communicator) {
+    Case test = make_case(2);
+    test.problem.tokens_q = test.problem.tokens_k = 40'000;
+    test.options.strategy = Strategy::ring;
+    test.options.bucket_rows = 1;  // a stage per row
+    Counting counting(communicator);
+    const Attention attention(test.problem, test.options, counting);
+    EXPECT_GT(counting.signs, 0);
   });
 }
 
