@@ -1,5 +1,6 @@
 """Plans: who computes, sends and keeps what, before any data is seen."""
 
+import copyreg
 import html
 
 from . import _check, _core
@@ -9,8 +10,22 @@ from ._sharding import Sharding, canonical
 from ._threads import num_threads
 from .errors import InvalidArgument
 
-
 LIBRARIES = ("cudnn", "flash_attn", "flash_attn_3")  # kernels that are not our own
+
+def _filled(kind, fields):
+    made = kind()
+    for name, value in fields.items():
+        setattr(made, name, value)
+    return made
+
+
+def _reduced(made):
+    fields = {name: getattr(made, name) for name in dir(made) if not name.startswith("_")}
+    return _filled, (type(made), {name: value for name, value in fields.items() if not callable(value)})
+
+
+copyreg.pickle(Problem, _reduced)
+copyreg.pickle(PlanOptions, _reduced)
 
 
 def make_problem(
@@ -28,10 +43,12 @@ def make_problem(
     problem.cu_seqlens_q, problem.cu_seqlens_k = list(cu_seqlens_q), list(cu_seqlens_k)
     problem.lengths_q, problem.lengths_k = list(lengths_q), list(lengths_k)
     if scale is not None:
-        if scale == 0:
-            raise InvalidArgument("scale (0) must not be 0; None means 1 / sqrt(head_dim)")
         problem.scale = _check.number(scale, "scale")
+        if problem.scale == 0:  # in float32, where 0 is the default
+            raise InvalidArgument(f"scale ({scale:g}) must not be 0 in float32; None means 1 / sqrt(head_dim)")
     problem.softcap = _check.number(softcap, "softcap")
+    if problem.softcap == 0 and softcap != 0:
+        raise InvalidArgument(f"softcap ({softcap:g}) must not be 0 in float32; 0 means none")
     problem.alibi, problem.sinks = _check.flag(alibi, "alibi"), _check.flag(sinks, "sinks")
     problem.dropout, problem.seed = _check.number(dropout, "dropout_p"), _check.seed(seed, "seed")
     problem.sharding_q = sharding
@@ -69,11 +86,22 @@ def _bytes(value):
 
 
 class Plan:
-    """The plan of one rank. Prints itself; in a notebook it draws who attends whom, where the problem is small."""
+    """The plan of one rank. Prints itself; in a notebook it draws who attends whom, where the problem is small.
+
+    It never changes, so that copies are the plan itself. A pickled one is planned anew where it is loaded, with what is tuned there."""
 
     def __init__(self, core, options):
         self._core = core
         self._options = options
+
+    def __copy__(self):
+        return self
+
+    def __deepcopy__(self, _):
+        return self
+
+    def __reduce__(self):
+        return _planned, (self._core.problem, self._options, self.rank)
 
     @property
     def strategy(self) -> str:
@@ -96,7 +124,7 @@ class Plan:
 
     @property
     def rejected(self) -> list[tuple[str, str, int]]:
-        """(candidate, reason, modelled nanoseconds) of what was not taken."""
+        """(candidate, reason, modelled nanoseconds, or fewer than them where that was enough to lose) of what was not taken."""
         return self._core.rejected
 
     @property
@@ -165,6 +193,10 @@ class Plan:
         return f"<div><table>{table}</table>{picture}</div>"
 
 
+def _planned(problem, options, rank):
+    return Plan(_core.make_plan(problem, options, rank), options)
+
+
 def plan(
     tokens: int, *, tokens_k: int | None = None, ranks: int = 1, rank: int = 0, batch: int = 1, heads: int = 1,
     kv_heads: int | None = None, head_dim: int = 64, head_dim_v: int | None = None, dtype: str = "float32",
@@ -216,4 +248,4 @@ def plan(
         partials=partials, threads=num_threads() if threads is None else threads, tile=tile, backward_tile=backward_tile, device=device,
         host_tensors=host_tensors,
     )  # fmt: skip
-    return Plan(_core.make_plan(problem, options, rank), options)
+    return _planned(problem, options, rank)

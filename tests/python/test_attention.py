@@ -247,6 +247,20 @@ def test_empty():
     assert (o == 0).all() and torch.isneginf(lse).all()
 
 
+@pytest.mark.parametrize("options", [{}, dict(ranks=2), dict(layout="bhsd"), dict(device="cuda-emulated", host_tensors=True)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_batch_of_nothing(dtype, options):
+    whole, sinks = torch.randn(3, 4, 4, 16, dtype=dtype, requires_grad=True), torch.zeros(4, requires_grad=True)
+    q = whole[:0]
+    o, lse = rt.attention(q, q, q[..., :8], causal=True, sinks=sinks, return_lse=True, **options)
+    (o.sum() + lse.sum()).backward()
+    assert o.shape == (0, 4, 4, 8) and o.dtype == dtype
+    assert lse.shape == (0, 4, 4) and lse.dtype == torch.float32
+    assert (whole.grad == 0).all() and (sinks.grad == 0).all()
+    with pytest.raises(ringspan.InvalidArgument, match="casual"):
+        rt.attention(q, q, q, pattern="casual")
+
+
 def test_more_ranks_than_tokens():
     _compare(_inputs(3), lambda q, k, v: attention(q, k, v, mask_of(3, 3, causal=True)), dict(causal=True, ranks=7))
 

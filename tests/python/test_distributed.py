@@ -88,7 +88,9 @@ def _seeds(rank, ranks):
     q, k, v, _ = _whole()
     sharding = rt.Sharding("zigzag", tokens=61, ranks=ranks)
     results = []
-    for seed in (2**64 - 1, 2**63 - 1, torch.seed() if rank == 0 else 2**63):
+    drawn = [torch.seed()]
+    dist.broadcast_object_list(drawn)
+    for seed in (2**64 - 1, 2**63 - 1, *drawn):
         o = rt.attention(*(sharding.shard(t, rank=rank) for t in (q, k, v)), dropout_p=0.3, dropout_seed=seed, group=dist.group.WORLD)
         results.append(sharding.unshard(o, group=dist.group.WORLD))
         if rank == 0:
@@ -429,6 +431,43 @@ def _shapes(rank, ranks):
 
 def test_many_shapes():
     run_ranks(3, _shapes)
+
+
+def _outside(rank, ranks):
+    """A sub-group where it is passed by a rank outside of it."""
+    import ringspan
+
+    group = dist.new_group([0, 1])
+    sharding = rt.Sharding("zigzag", tokens=61, ranks=2)
+    if rank < 2:
+        q, _, _, _ = _whole()
+        local = sharding.shard(q, group=group)
+        return rt.attention(local, local, local, group=group).shape[1]
+    q = torch.zeros(1, 8, 4, 16)
+    for call in (lambda: rt.attention(q, q, q, group=group), lambda: sharding.shard(q, group=group), lambda: sharding.unshard(q, group=group)):
+        with pytest.raises(ringspan.InvalidArgument, match="this process is not a member of the group"):
+            call()
+    return 0
+
+
+def test_a_rank_outside_of_a_group():
+    assert sum(run_ranks(3, _outside)) == 61
+
+
+def _empty_batch(rank, ranks):
+    import ringspan
+
+    q = torch.zeros(0, 5, 4, 16, requires_grad=True)
+    o, lse = rt.attention(q, q, q, group=dist.group.WORLD, return_lse=True)
+    (o.sum() + lse.sum()).backward()
+    assert o.shape == q.shape == q.grad.shape
+    with pytest.raises(ringspan.CommError, match="batch: 0 on rank 0, 1 on rank 1"):
+        rt.attention(*[torch.zeros(rank, 5, 4, 16)] * 3, group=dist.group.WORLD)
+    return True
+
+
+def test_a_batch_of_nothing():
+    assert all(run_ranks(2, _empty_batch))
 
 
 def _refused(rank, ranks):

@@ -32,6 +32,8 @@ X = torch.ones(2, 8, 4, 16)
         (dict(dropout_p=1.0), ValueError, "dropout_p (1.0)"),
         (dict(dropout_p="x"), ValueError, "must be a number"),
         (dict(scale=0.0), ValueError, "scale (0)"),
+        (dict(scale=1e-46), ValueError, "scale (1e-46) must not be 0 in float32"),
+        (dict(softcap=1e-46), ValueError, "softcap (1e-46) must not be 0 in float32"),
         (dict(ranks=0), ValueError, "ranks (0)"),
         (dict(ranks=2, sharding="zigzak"), ValueError, "zigzak"),
         (dict(ranks=2, sharding=rt.Sharding("zigzag", tokens=9, ranks=2)), ValueError, "9 tokens"),
@@ -196,3 +198,48 @@ def test_transforms_of_derivatives_are_refused(transform):
     with pytest.raises(ringspan.Unsupported, match="q is inside of torch.func.grad"):
         calls[transform]()
     assert torch.equal(torch.vmap(lambda x: rt.attention(x[None], x[None], x[None]))(q)[:, 0], rt.attention(q, q, q))
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+@pytest.mark.parametrize("transform", ["dual", "jvp", "grad"])
+def test_derivatives_without_a_rule_are_refused_in_compiled_functions(transform, fullgraph):
+    q = torch.randn(1, 8, 2, 8)
+
+    def body(x):
+        return rt.attention(x, q, q).sum()
+
+    def dual(x):
+        with forward_ad.dual_level():
+            return forward_ad.unpack_dual(body(forward_ad.make_dual(x, q))).tangent
+
+    calls = {"dual": dual, "jvp": lambda x: torch.func.jvp(body, (x,), (q,))[1], "grad": lambda x: torch.func.grad(body)(x)}
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="q has a tangent" if transform == "dual" else "q is inside of torch.func.grad") as caught:
+        torch.compile(calls[transform], backend="aot_eager", fullgraph=fullgraph and transform != "dual")(q)
+    assert fullgraph or isinstance(caught.value, ringspan.Unsupported), repr(caught.value)
+
+
+def test_a_compiled_function_refuses_a_tangent_from_outside():
+    q = torch.randn(1, 8, 2, 8)
+    function = torch.compile(lambda x: rt.attention(x, x, x), backend="aot_eager", fullgraph=True)
+    with forward_ad.dual_level(), pytest.raises(ringspan.Unsupported, match="q has a tangent"):
+        function(forward_ad.make_dual(q, q))
+
+
+def test_attention_of_constants_inside_of_a_transform():
+    q, y = torch.randn(1, 8, 2, 8), torch.tensor(2.0)
+    total = rt.attention(q, q, q).sum()
+
+    def body(y):
+        constant = (q + 0 * y).detach()
+        return rt.attention(constant, constant, constant).sum() * y
+
+    assert torch.equal(torch.func.grad(body)(y), total)
+    assert torch.equal(torch.func.jvp(body, (y,), (torch.ones(()),))[1], total)
+
+
+def test_slopes_that_require_a_gradient_are_refused_under_vmap():
+    slopes = torch.ones(3, 2, requires_grad=True)
+    q = torch.randn(1, 8, 2, 8)
+    with pytest.raises(ringspan.Unsupported, match="alibi_slopes.requires_grad"):
+        torch.vmap(lambda s: rt.attention(q, q, q, alibi_slopes=s))(slopes)

@@ -85,7 +85,7 @@ def test_ranks_that_disagree_raise_on_every_rank(what, named):
 
 _OPTIONS = dict(
     pattern=("causal", "full"), lengths=([10], [11]), scale=(0.5, 0.25), softcap=(1.5, 2.0), dropout_p=(0.1, 0.2), strategy=("ring", "exchange"),
-    cu_seqlens=([0, 9, 64], None), sharding=("zigzag", rt.Sharding("zigzag", tokens=64, ranks=3)),
+    cu_seqlens=([0, 9, 64], None), sharding=("zigzag", rt.Sharding("zigzag", tokens=64, ranks=3)), dropout_seed=(2**64 - 1, 7),
 )  # fmt: skip
 
 
@@ -94,9 +94,12 @@ def _texts_differ(rank, ranks):
     errors = []
     for name, (usual, odd) in _OPTIONS.items():
         with pytest.raises(ringspan.CommError) as caught:
-            rt.attention(q, k, v, group=dist.group.WORLD, **{name: odd if rank == 2 else usual})
+            options = dict(dropout_p=0.1) if name == "dropout_seed" else {}
+            rt.attention(q, k, v, group=dist.group.WORLD, **options, **{name: odd if rank == 2 else usual})
         errors.append(str(caught.value).split("ranks disagree on ")[1])
-    rt.attention(q, k, v, group=dist.group.WORLD)
+    with pytest.raises(ringspan.CommError, match="dropout_seed: (7 on rank 0, none on rank 1|none on rank 1, 7 on rank 0)"):
+        rt.attention(q, k, v, group=dist.group.WORLD, dropout_p=0.1, dropout_seed=None if rank == 1 else 7)
+    rt.attention(q, k, v, group=dist.group.WORLD, dropout_p=0.0, dropout_seed=rank)  # nothing is dropped
     return errors
 
 
@@ -112,6 +115,7 @@ def test_a_disagreement_shows_the_values():
         "strategy: ring on rank 0, exchange on rank 2",
         "pattern, causal or window: documents on rank 0, full on rank 2",
         "sharding: zigzag on rank 0, zigzag of 64 tokens over 3 ranks on rank 2",
+        "dropout_seed: 18446744073709551615 on rank 0, 7 on rank 2",
     ]
 
 

@@ -91,6 +91,21 @@ def test_a_plan_prints_and_draws_itself():
     assert whole == 2 * 24 * 25 // 2
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(ranks=4, rank=2, heads=8, kv_heads=2, dtype="bfloat16", causal=True, window=(100, 0), scale=0.3, lengths=[900]),
+        dict(ranks=3, cu_seqlens=[0, 5, 1000], sharding="striped", strategy="ring", bucket_rows=32, threads=3, backward=False),
+        dict(pattern="dilated:128x1,256x2", device="cuda", host_tensors=True, heads=2),
+    ],
+)
+def test_a_plan_is_copied_and_pickled(options):
+    plan = ringspan.plan(1000, **options)
+    assert copy.copy(plan) is plan and copy.deepcopy([plan])[0] is plan
+    again = pickle.loads(pickle.dumps(plan))
+    assert again.to_json() == plan.to_json() and str(again) == str(plan)
+
+
 def test_a_plan_names_the_source_of_its_sizes(monkeypatch, tmp_path):
     plan = ringspan.plan(4096, ranks=4, strategy="ring", bucket_rows=64, tile=(96, 128))
     text = str(plan)

@@ -64,6 +64,24 @@ def test_compile_with_numbers_that_change():
         assert torch.equal(function(x, scale, cap), rt.attention(x, x, x, scale=scale, softcap=cap))
 
 
+@pytest.mark.parametrize("name", ["window", "bucket_rows", "memory_budget", "ranks", "dropout_seed", "lengths", "a length"])
+def test_compile_with_integers_that_change(name):
+    torch._dynamo.reset()
+    x = _inputs(16, grad=False)[0]
+
+    def call(x, n):
+        options = {
+            "window": dict(window=(n, 0)), "memory_budget": dict(memory_budget=n << 20), "dropout_seed": dict(dropout_p=0.5, dropout_seed=n),
+            "lengths": dict(lengths=[n, n]), "a length": dict(window=(x.shape[1] // 2, 0)),
+        }  # fmt: skip
+        return rt.attention(x, x, x, **options.get(name, {name: n}))
+
+    function = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for n in (3, 4, 5, 7):
+        y = torch.cat([x] * n, 1) if name == "a length" else x
+        assert torch.equal(function(y, n), call(y, n)), n
+
+
 def test_compile_with_inductor():
     torch._dynamo.reset()
 
@@ -79,6 +97,47 @@ def test_compile_with_inductor():
     got.sum().backward()
     assert_close(got, expected)
     assert_close(w.grad, grad)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_vmap_trains(compiled):
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    q, k = torch.randn(3, 2, 20, 4, 16, requires_grad=True), torch.randn(2, 20, 4, 16)
+
+    def mapped(q, k):
+        return torch.vmap(lambda q: rt.attention(q, k, k, causal=True))(q)
+
+    o = (torch.compile(mapped, fullgraph=True, backend="aot_eager") if compiled else mapped)(q, k)
+    o.square().sum().backward()
+    grad, q.grad = q.grad, None
+    expected = torch.stack([rt.attention(x, k, k, causal=True) for x in q])
+    expected.square().sum().backward()
+    assert torch.equal(o, expected) and torch.equal(grad, q.grad)
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.qkv = torch.nn.Linear(32, 96)
+
+    def forward(self, x):
+        q, k, v = self.qkv(x).unflatten(-1, (3, 2, 16)).unbind(2)
+        return rt.attention(q, k, v, causal=True).flatten(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_exported_module_trains(dtype, grad):
+    torch.manual_seed(0)
+    layer, x = _Layer().to(dtype), torch.randn(2, 30, 32, dtype=dtype)
+    with torch.set_grad_enabled(grad):
+        exported = torch.export.export(layer, (x,)).module()
+    exported(x).float().square().sum().backward()
+    layer(x).float().square().sum().backward()
+    assert torch.equal(exported.qkv.weight.grad, layer.qkv.weight.grad)
+    with torch.no_grad():
+        assert torch.equal(exported(x), layer(x))
 
 
 @pytest.mark.parametrize("reentrant", [False, True])

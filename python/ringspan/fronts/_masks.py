@@ -145,11 +145,11 @@ def _block_text(block):
 def attend_parts(q, k, v, parts, **arguments):
     """attention() with the pattern of each part of the batch; (batch, tokens, heads, dim)."""
     outputs = []
-    for part in parts:
+    for part in parts or (Part(0, 0, ""),):  # none: of a batch of nothing
         whole = part.first == 0 and part.count == q.shape[0]
         items = (q, k, v) if whole else tuple(t[part.first : part.first + part.count] for t in (q, k, v))
         if part.pattern is None:
-            outputs.append(items[0].new_zeros((*items[0].shape[:3], v.shape[3])))
+            outputs.append(attend(*items, lengths=[0] * part.count, layout="bshd", **arguments))
             continue
         documents = None if part.cu_seqlens is None else torch.tensor(part.cu_seqlens, dtype=torch.int32)
         outputs.append(attend(*items, pattern=part.pattern or None, cu_seqlens=documents, layout="bshd", **arguments))

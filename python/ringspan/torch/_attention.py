@@ -5,7 +5,6 @@ import inspect
 from typing import TYPE_CHECKING, Literal, overload
 
 import torch
-from torch.autograd import forward_ad
 
 from .. import _check
 from .._core import Pattern, PlanOptions
@@ -87,21 +86,6 @@ def _check_tensors(q, k, v, layout):
             raise InvalidArgument(f"{name}.dtype ({t.dtype}) must equal q.dtype ({q.dtype})")
 
 
-def _check_derivatives(named):
-    """What the op has no rule for would come out as zeros or None, without a word, or with torch's words about setup_context."""
-    functorch = torch._C._functorch
-    if forward_ad._current_level < 0 and functorch.maybe_current_level() is None:
-        return
-    for name, t in named:
-        while isinstance(t, torch.Tensor) and functorch.is_functorch_wrapped_tensor(t):
-            if functorch.is_gradtrackingtensor(t):
-                raise Unsupported(f"{name} is inside of torch.func.grad, vjp, jvp or a transform made of them, for which attention has no rule; "
-                                  "use backward() or torch.autograd.grad")  # fmt: skip
-            t = functorch.get_unwrapped(t)
-        if isinstance(t, torch.Tensor) and forward_ad._current_level >= 0 and forward_ad.unpack_dual(t).tangent is not None:
-            raise Unsupported(f"{name} has a tangent: forward-mode derivatives of attention are not there; use backward() or torch.autograd.grad")
-
-
 def _check_shapes(q, k, v):  # (batch, tokens, heads, head_dim)
     for name, t in (("k", k), ("v", v)):
         if t.shape[0] != q.shape[0]:
@@ -128,8 +112,7 @@ def _float_vector(values, name, shapes):
 
 def _slopes(values, shapes):
     values = _float_vector(values, "alibi_slopes", shapes)
-    if values is not None and values.requires_grad and torch.is_grad_enabled():
-        raise Unsupported("alibi_slopes.requires_grad is True, but attention has no gradient for slopes; pass alibi_slopes.detach()")
+    _ops.check_slopes(values)
     return values
 
 
@@ -230,7 +213,7 @@ def attention(
     - `scale` (None: 1 / sqrt(head_dim)), `softcap`, `sinks` (heads) with a gradient
     - `alibi_slopes` (heads) or (batch, heads): adds -slope * |i - j| to the score of query i and key j, which are aligned as `causal`
       aligns them; no gradient
-    - `dropout_p`; `dropout_seed` in [0, 2^64): else drawn from torch's generator, and that of rank 0 counts
+    - `dropout_p`; `dropout_seed` in [0, 2^64), the same on all ranks: else drawn from torch's generator, and that of rank 0 counts
 
     Ranks:
 
@@ -302,7 +285,7 @@ def _prepare(
 ):  # fmt: skip
     """The inputs of the op and its spec."""
     if not torch.compiler.is_compiling():
-        _check_derivatives((("q", q), ("k", k), ("v", v), ("sinks", sinks)))
+        _ops.check_derivatives(q, k, v, sinks)
     kind = q.device.type if isinstance(q, torch.Tensor) else ""
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
         dtype = torch.get_autocast_dtype(kind)
@@ -348,15 +331,12 @@ def _prepare(
             raise Unsupported(f"ranks ({ranks}) are simulated on tensors in the memory of the device; with host_tensors there is one rank")
         if sharding_tokens >= 0 and (sharding_tokens, sharding_ranks) != (q.shape[1], ranks):
             raise InvalidArgument(f"sharding is of {sharding_tokens} tokens over {sharding_ranks} ranks; expected {q.shape[1]} over {ranks}")
-    needs_grad = torch.is_grad_enabled() and (
-        q.requires_grad or k.requires_grad or v.requires_grad or (sinks is not None and sinks.requires_grad)
-    )
     text = encode(
         text_of(pattern), causal_flag(causal), window_pair(window), cu_q is not None,
-        None if scale is None else _check.number(scale, "scale"), _check.number(softcap, "softcap"), dropout_p, 0 if ranks is None else ranks,
-        kind, sharding_tokens, sharding_ranks, strategy, layout, needs_grad, _check.positive(deadline, "deadline"),
-        _check.integer(memory_budget, "memory_budget", 0), _check.integer(bucket_rows, "bucket_rows", 0), _check.text(kernel, "kernel"), device,
-        host_tensors, _check.flag(deterministic, "deterministic"), partials,
+        None if scale is None else _check.number(scale, "scale"), _check.number(softcap, "softcap"), dropout_p,
+        seed is not None and dropout_seed is not None, 0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout,
+        _check.positive(deadline, "deadline"), _check.integer(memory_budget, "memory_budget", 0), _check.integer(bucket_rows, "bucket_rows", 0),
+        _check.text(kernel, "kernel"), device, host_tensors, _check.flag(deterministic, "deterministic"), partials,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)

@@ -72,6 +72,15 @@ def _ints(t):
     return tuple(t.tolist()) if t is not None else ()
 
 
+def _hash(text):
+    return struct.unpack("<q", hashlib.blake2b(text.encode(), digest_size=8).digest())[0]
+
+
+def _hashed(name, value):
+    text = value if isinstance(value, str) else repr(value)
+    return (name, _hash(text), text)
+
+
 class Call:
     """What a call of an op computes, but for the lengths of other ranks."""
 
@@ -79,6 +88,7 @@ class Call:
         self.spec = decode(text)
         self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
         self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k))
+        self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
         self.alibi, self.sinks = alibi is not None, sinks is not None
         self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
         self.key = (text, self.shape, self.lists, self.alibi, self.sinks)
@@ -106,10 +116,6 @@ class Call:
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
         s = self.spec
 
-        def hashed(name, value):
-            text = value if isinstance(value, str) else repr(value)
-            return (name, struct.unpack("<q", hashlib.blake2b(text.encode(), digest_size=8).digest())[0], text)
-
         sharding = s.sharding if s.sharding_tokens < 0 else f"{s.sharding} of {s.sharding_tokens} tokens over {s.sharding_ranks} ranks"
         return [
             ("the pass (0 forward, 1 backward)", int(backward), None),
@@ -121,25 +127,25 @@ class Call:
             ("head_dim", d, None),
             ("head_dim_v", d_v, None),
             ("dtype (0 bfloat16, 1 float16, 2 float32)", ("bfloat16", "float16", "float32").index(dtype), None),
-            hashed("pattern, causal or window", str(s.pattern)),
-            hashed("cu_seqlens", list(self.lists[0])),
-            hashed("cu_seqlens_k", list(self.lists[1])),
-            hashed("lengths", list(self.lists[2])),
-            hashed("lengths_k", list(self.lists[3])),
-            hashed("scale", s.scale),
-            hashed("softcap", s.softcap),
-            hashed("dropout_p", s.dropout),
+            _hashed("pattern, causal or window", str(s.pattern)),
+            _hashed("cu_seqlens", list(self.lists[0])),
+            _hashed("cu_seqlens_k", list(self.lists[1])),
+            _hashed("lengths", list(self.lists[2])),
+            _hashed("lengths_k", list(self.lists[3])),
+            _hashed("scale", s.scale),
+            _hashed("softcap", s.softcap),
+            _hashed("dropout_p", s.dropout),
             ("alibi_slopes", int(self.alibi), None),
             ("sinks", int(self.sinks), None),
-            hashed("sharding", sharding),
-            hashed("strategy", s.strategy),
+            _hashed("sharding", sharding),
+            _hashed("strategy", s.strategy),
             ("whether gradients are needed", int(s.backward), None),
             ("memory_budget", s.memory_budget, None),
             ("bucket_rows", s.bucket_rows, None),
             ("host_tensors", int(s.host_tensors), None),
             ("deterministic", int(s.deterministic), None),
-            hashed("kernel", s.kernel),  # a session has one
-            hashed("partials", s.partials),
+            _hashed("kernel", s.kernel),  # a session has one
+            _hashed("partials", s.partials),
         ]
 
 
@@ -170,6 +176,8 @@ class _Alone:
 
     def run(self, call, seed, execute, simulate, tensors=()):
         """execute(the library's session) or simulate(plans); tensors: what is read and written."""
+        if call.empty:
+            return None
         ranks = max(1, call.spec.ranks)
         threads = max(1, num_threads() // ranks) if call.place.kind == "cpu" else 1
         key = (call.key, threads, call.place.name)
@@ -221,8 +229,7 @@ class _Group:
         request = self._requests.get((call.key, backward))
         if request is None:
             fields = call.fields(backward)
-            digest = struct.unpack("<q", hashlib.blake2b(repr(fields).encode(), digest_size=8).digest())[0]
-            request = (fields, digest)
+            request = (fields, _hash(repr(fields)))
             self._requests.put((call.key, backward), request)
         return request
 
@@ -249,11 +256,14 @@ class _Group:
         self.transport.deadline = deadline
         self._check_device(call.place, deadline)
         fields, digest = self._request(call, backward)
+        given = _hashed("dropout_seed", seed % 2**64 if call.spec.seeded else "none")
         # Layers with the same arguments differ in nothing else: gradients would be those of another one.
-        fields = [fields[0], ("the call of forward that backward belongs to", number, None), *fields[1:]]
-        greeted = (digest + number * _ODD + 2**63) % 2**64 - 2**63
+        fields = [fields[0], ("the call of forward that backward belongs to", number, None), *fields[1:], given]
+        greeted = (digest + number * _ODD + given[1] + 2**63) % 2**64 - 2**63
         records = self._greet(greeted, call.shape[0][1], call.shape[1][1], False, seed, deadline, None, fields)
         tokens_q, tokens_k = self._check_lengths(call.spec, records)
+        if call.empty:
+            return self._calls
         self._join_nccl(call.place, deadline)
         key = (digest if not backward else self._request(call, False)[1], tokens_q, tokens_k)
         session = self._sessions.get(key)

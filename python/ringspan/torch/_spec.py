@@ -5,13 +5,15 @@ It holds nothing of the shapes, so that one compiled graph serves dynamic ones.
 
 import functools
 from dataclasses import dataclass
+from operator import index
 
 from .._core import Pattern, PlanOptions
 from .._pattern import combined
 from .._plan import LIBRARIES
 from .._sharding import canonical
 
-FORMAT = 2  # raise it with every change of an op's schema: torch's cache of compiled graphs knows the calls, this text in them, no schema
+FORMAT = 3  # raise it with every change of an op's schema: torch's cache of compiled graphs knows the calls, this text in them, no schema
+_BACKWARD = 14  # the field of the text
 
 
 @dataclass(frozen=True)
@@ -22,6 +24,7 @@ class Spec:
     scale: float | None
     softcap: float
     dropout: float
+    seeded: bool  # dropout_seed is given, on all ranks the same
     ranks: int  # simulated in this process; 0: not
     sharding: str
     sharding_tokens: int  # -1: a name was given; the sum of the local lengths counts
@@ -44,24 +47,32 @@ class Spec:
         return not self.deterministic or self.kernel in LIBRARIES
 
 
-def encode(pattern, causal, window, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy,
-           layout, backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic,
+def encode(pattern, causal, window, documents, scale, softcap, dropout, seeded, ranks, sharding, sharding_tokens, sharding_ranks,
+           strategy, layout, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic,
            partials="float32"):  # fmt: skip
-    """Only formatting: this is traced by torch.compile."""
-    bounds = "" if window is None else f"{window[0]},{window[1]}"
+    """Only formatting: this is traced by torch.compile. Whether gradients are needed is known below: with_backward."""
+    bounds = "" if window is None else f"{index(window[0])},{index(window[1])}"  # index(): one that changes has no text while it is traced
     scale_text = "" if scale is None else f"{scale!r}"  # repr() of a number that changes cannot be traced
     return (
-        f"{FORMAT}|{pattern}|{int(causal)}|{bounds}|{int(documents)}|{scale_text}|{softcap!r}|{dropout!r}|{ranks}|"
-        f"{sharding}|{sharding_tokens}|{sharding_ranks}|{strategy}|{layout}|{int(backward)}|{deadline!r}|{memory_budget}|"
-        f"{bucket_rows}|{kernel}|{device}|{int(host_tensors)}|{int(deterministic)}|{partials}"
+        f"{FORMAT}|{pattern}|{int(causal)}|{bounds}|{int(documents)}|{scale_text}|{softcap!r}|{dropout!r}|{index(ranks)}|"
+        f"{sharding}|{index(sharding_tokens)}|{index(sharding_ranks)}|{strategy}|{layout}|0|{deadline!r}|{index(memory_budget)}|"
+        f"{index(bucket_rows)}|{kernel}|{device}|{int(host_tensors)}|{int(deterministic)}|{partials}|{int(seeded)}"
     )
+
+
+@functools.lru_cache(maxsize=1024)
+def with_backward(text):
+    """The same call, of which gradients are needed."""
+    fields = text.split("|")
+    fields[_BACKWARD] = "1"
+    return "|".join(fields)
 
 
 @functools.lru_cache(maxsize=1024)
 def decode(text):
     """Raises InvalidArgument where the pattern, the window, the sharding or the strategy make no sense."""
     (_, pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
-     backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials) = text.split("|")  # fmt: skip
+     backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials, seeded) = text.split("|")  # fmt: skip
     window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
     PlanOptions().strategy = strategy  # refuses what is none
     return Spec(
@@ -71,6 +82,7 @@ def decode(text):
         scale=float(scale) if scale else None,
         softcap=float(softcap),
         dropout=float(dropout),
+        seeded=seeded == "1",
         ranks=int(ranks),
         sharding=canonical(sharding),
         sharding_tokens=int(sharding_tokens),

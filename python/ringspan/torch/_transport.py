@@ -21,6 +21,7 @@ from .. import _core
 from ..errors import CommError, InvalidArgument, Unsupported
 
 _END_TAG = (1 << 30) + 1  # of a message that nobody sends; those that are sent have 30 bits
+_NO_MEMBER = "this process is not a member of the group; only members may call attention on it"
 _QUIET = 0.3  # seconds without any message after which the store is asked about the others
 
 
@@ -82,7 +83,7 @@ class Transport:
         self.rank = dist.get_rank(group)
         self.size = dist.get_world_size(group)
         if self.rank < 0:
-            raise InvalidArgument("this process is not a member of the group; only members may call attention on it")
+            raise InvalidArgument(_NO_MEMBER)
         self.backend = _backend_of(group)
         self.deadline = 60.0
         self.lock = threading.Lock()
@@ -249,6 +250,9 @@ def group_of(group):
     """A process group, from one or from a one-dimensional DeviceMesh."""
     if isinstance(group, dist.ProcessGroup):
         return group
+    outside = dist.GroupMember.NON_GROUP_MEMBER  # what new_group() returns to those
+    if isinstance(group, type(outside)) and group == outside:
+        raise InvalidArgument(_NO_MEMBER)
     if hasattr(group, "get_group"):
         if getattr(group, "ndim", 1) != 1:
             raise InvalidArgument(f"the DeviceMesh has {group.ndim} dimensions; give one of them: mesh['name']")

@@ -71,6 +71,28 @@ def test_an_item_that_sees_nothing():
     compare(q, k, v, mask, name="an item without keys", attn_mask=mask)
 
 
+@pytest.mark.parametrize("items", [0, 1, B])
+def test_nothing_is_seen(items):
+    q, k, v = inputs()
+    mask = torch.ones(B, 1, NQ, NK, dtype=torch.bool)
+    mask[:items] = False
+    with torch.autocast("cpu", torch.bfloat16):
+        out = scaled_dot_product_attention(q, k, v, mask)
+    assert out.dtype == torch.bfloat16
+    assert (out[:items] == 0).all() and (out[items:] != 0).any() == (items < B)
+    out.float().sum().backward()
+    assert all((t.grad[:items] == 0).all() for t in (q, k, v))
+
+
+def test_a_batch_of_nothing():
+    q, k, v = (t.detach()[:0].requires_grad_() for t in inputs())
+    seen = torch.ones(NQ, NK, dtype=torch.bool)
+    for mask in (None, seen, ~seen, seen.expand(0, 1, NQ, NK)):
+        out = scaled_dot_product_attention(q, k, v, mask)
+        out.sum().backward()
+        assert out.shape == (0, H, NQ, D + 4) and q.grad.shape == q.shape
+
+
 def test_other_batch_dimensions():
     q, k, v = dense.tensors((2, 3, H, NQ, D), (2, 3, H, NK, D), (2, 3, H, NK, D))
     dense.close("5-D", scaled_dot_product_attention(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v))

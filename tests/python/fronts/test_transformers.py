@@ -170,6 +170,16 @@ def test_four_dimensional_mask():
     compare(ours, theirs, input_ids=text(), attention_mask=mask)
 
 
+def test_a_mask_that_sees_nothing():
+    q, k, v = dense.tensors((B, 4, N, 8), (B, 2, N, 8), (B, 2, N, 8))
+    attention = front.Front(None, "zigzag", "auto").attention
+    with torch.autocast("cpu", torch.bfloat16):
+        o, _ = attention(torch.nn.Identity(), q, k, v, torch.zeros(B, 1, N, N, dtype=torch.bool), s_aux=torch.zeros(4))
+    assert o.dtype == torch.bfloat16 and o.shape == (B, N, 4, 8) and (o == 0).all()
+    o.float().sum().backward()
+    assert all((t.grad == 0).all() for t in (q, k, v))
+
+
 def test_unknown_mask_functions_are_evaluated():
     from transformers.masking_utils import create_causal_mask
 
