@@ -50,6 +50,8 @@ class SafetensorsReader {
   const TensorInfo* find(std::string_view name) const;    // null when there is none
   const TensorInfo& at(std::string_view name) const;      // throws InvalidArgument, listing the names that there are
   const std::byte* data(const TensorInfo& tensor) const;  // of this file; aligned to its element; thread safe
+  // The whole file. Where it becomes shorter while it is mapped, reading what is gone raises SIGBUS.
+  std::span<const std::byte> mapped() const;
 
  private:
   struct State;

@@ -80,6 +80,7 @@ SafetensorsReader::~SafetensorsReader() = default;
 SafetensorsReader::SafetensorsReader(SafetensorsReader&&) noexcept = default;
 SafetensorsReader& SafetensorsReader::operator=(SafetensorsReader&&) noexcept = default;
 
+std::span<const std::byte> SafetensorsReader::mapped() const { return {state_->map, state_->map_bytes}; }
 const std::string& SafetensorsReader::path() const { return state_->path; }
 const Metadata& SafetensorsReader::metadata() const { return state_->header.metadata; }
 const std::vector<TensorInfo>& SafetensorsReader::tensors() const { return state_->header.tensors; }

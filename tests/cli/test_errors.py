@@ -67,11 +67,21 @@ class Usage(Errors):
             forward = [command, "--tokens", 8, "--forward-only"]
             self.fails([*forward, "--backward-tile", "7x7"], ARGUMENTS, "--backward-tile is given, but there is no backward pass")
             self.fails([*forward, "--kernel", "attend_backward_f32_portable"], ARGUMENTS, "attend_backward_f32_portable is given, but there is no")
+        source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
+        for command in (["plan", "--tokens", 8], ["bench", "--tokens", 8], ["run", "--input", source, "--output", self.path("o")]):
+            self.fails([*command, "--seed", 3], ARGUMENTS, "--seed requires --dropout")
+            self.fails([*command, "--kernel", ""], ARGUMENTS, "--kernel () must be the name of a kernel, such as reference")
+            for strategy in ("auto", "ring"):
+                self.fails([*command, "--ranks", 2, "--computing-ranks", 1, "--strategy", strategy], ARGUMENTS,
+                           f"--computing-ranks (1) is for --strategy local only, not {strategy}")  # fmt: skip
+        self.fails(["plan", "--tokens", 8, "--host-bandwidth", 1], ARGUMENTS, "--host-bandwidth requires --host-tensors")
+        self.fails(["plan", "--tokens", 8, "--device", "cuda", "--threads", 4], UNSUPPORTED,
+                   "--threads (4) is for kernels of the CPU, but this rank computes on cuda")  # fmt: skip
         for more in (["--seed", 3], ["--first", 4], ["--verbose"]):
             self.fails(["verify", "nq=4 h=1 d=4", *more], ARGUMENTS, f"{more[0]} requires --random")
 
     def test_seeds(self):
-        plan, verify = ["plan", "--tokens", 8], ["verify", "--random", 1]
+        plan, verify = ["plan", "--tokens", 8, "--dropout", 0.5], ["verify", "--random", 1]
         for command in (plan, verify):
             for seed in ("-1", 1 << 64, "1.5"):
                 self.fails([*command, f"--seed={seed}"], ARGUMENTS, f"--seed ({seed}) must be a whole number in [0, 2^64)")
@@ -97,7 +107,13 @@ class Usage(Errors):
             ("--dtype", "int8", "int8"),
             ("--softcap", "-1", "softcap (-1) must be finite and at least 0"),
             ("--softcap", "big", "--softcap (big) must be a number"),
+            ("--softcap", "1e-50", "--softcap (1e-50) must be a number that float32 can hold"),
             ("--scale", "nan", "--scale (nan) must be a number"),
+            ("--scale", "1e-46", "--scale (1e-46) must be a number that float32 can hold"),
+            ("--scale", "1e39", "--scale (1e39) must be a number that float32 can hold"),
+            ("--scale", "0", "--scale (0) must not be 0"),
+            ("--scale", "-0.0", "--scale (-0.0) must not be 0"),
+            ("--dropout", "1e-50", "--dropout (1e-50) must be a number that float32 can hold"),
             ("--dropout", "1", "dropout (1) must be in [0, 1)"),
             ("--tokens", str((1 << 40) + 1), "--tokens (1099511627777) must be in [0, 1099511627776]"),
             ("--tile", "9600000x256", "--tile (9600000x256) must be queries x keys, each in [1, 1048576], such as 96x256"),
@@ -106,7 +122,11 @@ class Usage(Errors):
             ("--bucket", "some", "--bucket (some) must be a number of rows >= 1, none or auto"),
             ("--memory", "lots", "--memory (lots) must be a number of bytes, such as 8GiB, 512MiB or 1000000"),
             ("--memory", "8 parsecs", "--memory (8 parsecs) must be a number of bytes"),
-            ("--memory", "1e9", "must be a number of bytes"),
+            ("--memory", "8e", "must be a number of bytes"),
+            ("--memory", "-1", "must be a number of bytes"),
+            ("--memory", "nan", "must be a number of bytes"),
+            ("--memory", "inf", "must be a number of bytes"),
+            ("--memory", "1e19", "must be a number of bytes"),
             ("--memory", "99999999TiB", "must be a number of bytes"),
             ("--memory", "0", "--memory (0) must be positive"),
             ("--cost", "1,2", "--cost (1,2) must be F,B,L: flops/s, bytes/s, nanoseconds per message"),
@@ -132,7 +152,8 @@ class Usage(Errors):
         def budget(text):
             return json.loads(self.run_program("plan", "--tokens", 8, "--memory", text, "--json").stdout)["options"]["memory_budget"]
 
-        for text, value in {"4194304": 1 << 22, "4MiB": 1 << 22, "4 mib": 1 << 22, "1.5GiB": 3 << 29, "5MB": 5_000_000, "2G": 2_000_000_000}.items():
+        for text, value in {"4194304": 1 << 22, "4MiB": 1 << 22, "4 mib": 1 << 22, "1.5GiB": 3 << 29, "5MB": 5_000_000, "2G": 2_000_000_000,
+                            "1e9": 10**9, "7.5e3 kB": 7_500_000, "1PiB": 1 << 50, "2pb": 2 * 10**15}.items():
             self.assertEqual(budget(text), value, text)
 
     def test_pattern_errors_point_at_the_character(self):
@@ -292,6 +313,15 @@ class Files(Errors):
         few = limited(resource.RLIMIT_NOFILE, 100)
         result = self.run_program(*common, "--ranks", 16, "--transport", "processes", code=INPUT_OUTPUT, preexec_fn=few)
         self.assertIn("16 forked ranks need 560 file descriptors, the limit is 100", result.stderr)
+        def stacks():  # each thread's takes most of what there is
+            resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, 1 << 30))
+            resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))
+
+        result = self.run_program(*common, "--ranks", 3, code=INPUT_OUTPUT, preexec_fn=stacks)
+        self.assertIn("error: no thread for rank 1/3: Resource temporarily unavailable", result.stderr)
+        result = self.run_program(*common, "--threads", 3, code=INPUT_OUTPUT, preexec_fn=stacks)
+        self.assertIn("Resource temporarily unavailable", result.stderr)
+        self.assertNotIn("standard output", result.stderr)
         self.assertEqual(os.listdir(self.folder), ["in.safetensors"])
 
     def test_options_of_run(self):

@@ -1,16 +1,18 @@
 """What `ringspan run` leaves behind when it is stopped, killed or cannot write: no output and no temporary file."""
 
+import json
 import os
 import resource
 import signal
+import struct
 import subprocess
 import time
 import unittest
 
 import safetensors_file
-from program import COMMUNICATION, INPUT_OUTPUT, INTERRUPTED, PROGRAM, ProgramTest
+from program import ARGUMENTS, COMMUNICATION, INPUT_OUTPUT, INTERRUPTED, PROGRAM, ProgramTest
 
-for number in (signal.SIGINT, signal.SIGTERM):
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)  # what a shell starts in the background ignores SIGINT, and so would the program
 
 
@@ -58,7 +60,7 @@ class Faults(ProgramTest):
         self.assertEqual(os.listdir(self.results), [])
 
     def test_interrupt_of_threads(self):
-        for number in (signal.SIGINT, signal.SIGTERM):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
             process = self.start()
             self.wait_for_work(process, False)
             process.send_signal(number)
@@ -79,6 +81,33 @@ class Faults(ProgramTest):
         os.killpg(process.pid, signal.SIGINT)
         self.assert_nothing_left(process, INTERRUPTED, "ringspan: error: interrupted")
 
+    def test_interrupt_of_the_verification(self):
+        pattern = ("--pattern", "window:1023,0")  # takes float64 many seconds, and the ranks less than one
+        for number in (signal.SIGINT, signal.SIGTERM):
+            terminal, stderr = os.openpty()
+            process = subprocess.Popen(
+                [PROGRAM, "run", "--input", self.source, "--output", self.output, "--ranks", "2", "--verify", *pattern],
+                stdout=subprocess.PIPE, stderr=stderr,
+            )  # fmt: skip
+            os.close(stderr)
+            self.addCleanup(process.kill)
+            shown = b""
+            while b"verifying" not in shown:
+                shown += os.read(terminal, 1000)
+            self.assertEqual(len(os.listdir(self.results)), 1)
+            process.send_signal(number)
+            self.assertEqual(process.communicate(timeout=4)[0], b"")
+            self.assertEqual(process.returncode, INTERRUPTED)
+            self.assertIn(b"ringspan: error: interrupted", os.read(terminal, 1000))
+            os.close(terminal)
+            self.assertEqual(os.listdir(self.results), [])
+        bench = subprocess.Popen([PROGRAM, "bench", "--tokens", "8192", "--forward-only", *pattern], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(bench.kill)
+        time.sleep(2)
+        bench.send_signal(signal.SIGINT)
+        self.assertEqual(bench.communicate(timeout=4), ("", "ringspan: error: interrupted\n"))
+        self.assertEqual(bench.returncode, INTERRUPTED)
+
     def test_a_second_interrupt_ends_at_once_and_cleans_up(self):
         process = self.start()
         self.wait_for_work(process, False)
@@ -95,6 +124,49 @@ class Faults(ProgramTest):
         self.wait_for_work(process, True)
         os.kill(self.children(process)[1], signal.SIGKILL)
         self.assert_nothing_left(process, COMMUNICATION, "rank 1")
+
+    def test_an_input_that_becomes_shorter(self):
+        few, many = [1, 8, 1, 64], [1, 1 << 20, 1, 64]  # so long to read that it is still read when it is cut off
+        header = {"q": few, "k": many, "v": many}
+        offset, entries = 0, {}
+        for name, shape in header.items():
+            bytes_ = 4 * shape[1] * 64
+            entries[name] = {"dtype": "F32", "shape": shape, "data_offsets": [offset, offset + bytes_]}
+            offset += bytes_
+        text = json.dumps(entries).encode()
+        text += b" " * (-len(text) % 8)
+        for more in ([], ["--transport", "processes"], ["--sequential", "--strategy", "exchange"]):
+            with open(self.source, "wb") as file:
+                file.write(struct.pack("<Q", len(text)) + text)
+                file.truncate(8 + len(text) + offset)
+            process = subprocess.Popen(
+                [PROGRAM, "run", "--input", self.source, "--output", self.output, "--ranks", "3", *more],
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            )  # fmt: skip
+            self.addCleanup(process.kill)
+            while process.poll() is None and not os.listdir(self.results):
+                pass
+            process.send_signal(signal.SIGSTOP)
+            os.truncate(self.source, 5000)
+            process.send_signal(signal.SIGCONT)
+            self.assert_nothing_left(process, INPUT_OUTPUT, f"ringspan: error: {self.source}: cannot be read any more: it became shorter")
+
+    def test_an_input_that_becomes_shorter_while_it_is_verified(self):
+        terminal, stderr = os.openpty()
+        process = subprocess.Popen(
+            [PROGRAM, "run", "--input", self.source, "--output", self.output, "--verify", "--pattern", "window:1023,0"],
+            stdout=subprocess.DEVNULL, stderr=stderr,
+        )  # fmt: skip
+        os.close(stderr)
+        self.addCleanup(process.kill)
+        shown = b""
+        while b"verifying" not in shown:
+            shown += os.read(terminal, 1000)
+        os.truncate(self.source, 5000)
+        self.assertEqual(process.wait(timeout=300), INPUT_OUTPUT)
+        self.assertIn(b"cannot be read any more", os.read(terminal, 1000))
+        os.close(terminal)
+        self.assertEqual(os.listdir(self.results), [])
 
     def test_an_earlier_output_survives(self):
         with open(self.output, "w", encoding="ascii") as file:
@@ -123,6 +195,13 @@ class Faults(ProgramTest):
             result = subprocess.run([PROGRAM, "capabilities"], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
         self.assertEqual(result.returncode, INPUT_OUTPUT)
         self.assertIn("standard output: ", result.stderr)
+
+    def test_standard_error_that_cannot_be_written(self):
+        with open("/dev/full", "w", encoding="ascii") as full:
+            for arguments, code in (["rnu"], ARGUMENTS), (["plan", "--tokens", "nonsense"], ARGUMENTS), ([], ARGUMENTS), (["inspect", "no file"], INPUT_OUTPUT):
+                self.assertEqual(subprocess.run([PROGRAM, *arguments], stderr=full, check=False).returncode, code)
+                closed = subprocess.run([PROGRAM, *arguments], preexec_fn=lambda: os.close(2), check=False)
+                self.assertEqual(closed.returncode, code)
 
 
 if __name__ == "__main__":

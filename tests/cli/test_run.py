@@ -192,6 +192,38 @@ class Run(ProgramTest):
         nans = [math.isnan(value) for value in safetensors_file.decode(out["o"][2])]
         self.assertEqual(nans, [True, False, False, False] * 6)
 
+    def test_infinite_sinks_take_all_weight(self):
+        infinity = math.inf
+        sinks = ("F32", [3], safetensors_file.encode([infinity, 0.5, -infinity]))
+        source = self.write("in.safetensors", {**safetensors_file.qkv(9, 3, 4), "sinks": sinks})
+        for more in ([], ["--ranks", 3, "--kernel", "reference"]):
+            for gradient in ([], ["--grad", "ones"]):
+                written = self.results(source, "--pattern", "causal", *gradient, *more)[0]
+                values = {name: safetensors_file.decode(payload) for name, (_, _, payload) in written.items()}
+                self.assertEqual(values["lse"][:9], [infinity] * 9)
+                self.assertTrue(all(math.isfinite(x) for x in values["lse"][9:]))
+                self.assertEqual(values["o"][:4], [0.0] * 4)
+                if gradient:
+                    self.assertEqual(values["dq"][:4], [0.0] * 4)
+                    self.assertTrue(math.isnan(values["dsinks"][0]) and math.isfinite(values["dsinks"][1]))
+
+    def test_dropped_pairs_are_visible(self):
+        for kernel in ("reference", "portable"):
+            self.run_program("verify", f"nq=2 nk=1 h=1 d=1 dropout=.5 seed=1 gain=nan kernel={kernel}")
+        values = [("F32", [1, 4, 1, 2], safetensors_file.encode([infinity, 1, 2, 3, 4, 5, 6, 7])) for infinity in (math.inf, math.nan)]
+        for v in values:
+            source = self.write("in.safetensors", {**safetensors_file.qkv(4, 1, 2), "v": v})
+            for seed in range(4):
+                self.results(source, "--dropout", 0.5, "--seed", seed, "--grad", "ones")
+
+    def test_values_whose_sum_overflows(self):
+        tensors = {**safetensors_file.qkv(5, 1, 2), "v": ("F32", [1, 5, 1, 2], safetensors_file.encode([2e38] * 10))}
+        tensors["q"] = ("F32", [1, 5, 1, 2], safetensors_file.encode([0.0] * 10))
+        source = self.write("in.safetensors", tensors)
+        result = self.run_program("run", "--input", source, "--output", self.path("o"), "--verify", code=FAILED)
+        self.assertIn("inf instead of 1.99999994e+38", result.stdout)
+        self.assertIn("exceeds float32: docs/numerics.md", result.stdout)
+
     def test_an_output_that_is_a_link_stays_one(self):
         source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
         os.mkdir(self.path("deep"))
@@ -297,6 +329,7 @@ class Report(ProgramTest):
         report = self.run_json("run", "--input", self.source(), "--output", self.path("out.safetensors"), "--ranks", 4)
         self.assertIn(report["strategy"], STRATEGIES)
         self.assertTrue(all(rejected["reason"] for rejected in report["rejected"]))
+        self.assertTrue(any(rejected["at_least"] for rejected in report["rejected"]))
         self.assertGreaterEqual(len(report["rejected"]), 5)
 
     def test_progress_appears_on_a_terminal_and_is_wiped(self):
@@ -332,10 +365,10 @@ class Report(ProgramTest):
         return shown
 
     def test_help_works_for_every_command(self):
-        for command in ([], ["run"], ["plan"], ["verify"], ["bench"], ["capabilities"], ["selftest"], ["inspect"], ["doctor"]):
+        for command in ([], ["run"], ["plan"], ["verify"], ["bench"], ["capabilities"], ["selftest"], ["inspect"], ["doctor"], ["tune"]):
             result = self.run_program(*command, "--help")
             self.assertIn("usage: ringspan", result.stdout)
-            self.assertLessEqual(max(len(line) for line in result.stdout.splitlines()), 130, command)
+            self.assertLessEqual(max(len(line) for line in result.stdout.splitlines()), 100, command)
             self.assertEqual("exit codes" in result.stdout, not command, command)  # of the program, not of a command
         self.assertRegex(self.run_program("--version").stdout, r"^ringspan \d+\.\d+\.\d+$")
         self.assertIn("usage: ringspan COMMAND", call().stderr)

@@ -47,7 +47,7 @@ exit codes
 
 `ringspan COMMAND --help` explains a command; docs/cli.md has the grammar of patterns.)";
 
-void print_error(const std::string& message) { fmt::print(stderr, "ringspan: error: {}\n", printable(message, '\n')); }
+void print_error(const std::string& message) { print_stderr(fmt::format("ringspan: error: {}\n", printable(message, '\n'))); }
 
 std::vector<std::string> option_names(const CLI::App& app) {
   std::vector<std::string> names;
@@ -88,7 +88,7 @@ int parse_failure(CLI::App& app, const CLI::ParseError& error) {
     message = unknown;
   }
   print_error(message);
-  fmt::print(stderr, "see `{}`\n", help);
+  print_stderr(fmt::format("see `{}`\n", help));
   return kBadArguments;
 }
 
@@ -99,10 +99,12 @@ int flushed(int code) {
   return kInputOutput;
 }
 
-// An interrupt shows in many ways, depending on what it hits.
-int failed(ExitCode code, const std::string& message) {
-  print_error(is_interrupted() ? "interrupted" : message);
-  return is_interrupted() ? kInterrupted : code;
+// An interrupt, or a file that a forked rank could not read, shows in many ways, depending on what it hits.
+int failed(ExitCode code, std::string message) {
+  if (const std::string file = unreadable_file(); !file.empty()) code = kInputOutput, message = file;
+  if (is_interrupted()) code = kInterrupted, message = "interrupted";
+  print_error(message);
+  return code;
 }
 
 int run_guarded(const std::function<int()>& body) {
@@ -120,8 +122,9 @@ int run_guarded(const std::function<int()>& body) {
     return failed(kDevice, error.what());
   } catch (const Error& error) {  // FileError, and what the system refused
     return failed(kInputOutput, error.what());
-  } catch (const std::system_error& error) {  // fmt, printing
-    return failed(kInputOutput, fmt::format("standard output: {}", error.what()));
+  } catch (const std::system_error& error) {  // printing, or a thread that was not to be had
+    const char* what = std::ferror(stdout) != 0 ? "standard output" : "the system refuses what this needs";
+    return failed(kInputOutput, fmt::format("{}: {}", what, error.what()));
   } catch (const std::bad_alloc&) {
     return failed(kOutOfMemory, "out of memory: use more ranks, --memory, or `run --sequential`");
   } catch (const std::exception& error) {
@@ -150,7 +153,7 @@ int main_body(int argc, char** argv) {
   for (const auto& [sub, body] : bodies) {
     if (sub->parsed()) return body();
   }
-  fmt::print(stderr, "{}", app.help());
+  print_stderr(app.help());
   return kBadArguments;
 }
 

@@ -69,6 +69,10 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
     throw InvalidArgument("plan needs --tokens N or --input FILE");
   }
   problem.plan.backward = !options.forward_only;
+  if (problem.plan.device != DeviceKind::cpu && problem.threads_given) {
+    throw Unsupported(fmt::format("--threads ({}) is for kernels of the CPU, but this rank computes on {}",
+                                  problem.plan.threads, to_string(problem.plan.device)));
+  }
   if (problem.plan.host_tensors) problem.plan.keep_o_float32 = false;  // there is no option for it, and it would be refused
   complete(problem);
   if (!options.draw.empty()) {
@@ -89,8 +93,8 @@ Body setup_plan(CLI::App& app) {
       app, "--rank", 0, [options](std::int64_t n) { options->rank = static_cast<int>(n); }, "whose plan (default 0)");
   add_parsed(app, "--device", "cpu|cuda", "what the rank computes on, whose memory is booked (default cpu)",
              [options](const std::string& text) { options->problem.plan.device = parse_device_kind(text); });
-  app.add_flag("--host-tensors", options->problem.plan.host_tensors,
-               "tensors stream from the host through the device; o is not kept in float32");
+  CLI::Option* host_tensors = app.add_flag("--host-tensors", options->problem.plan.host_tensors,
+                                           "tensors stream from the host through the device; o is not kept in float32");
   add_parsed(app, "--host-bandwidth", "BYTES/S", "of the model, between tensors on the host and the device (default 25e9)",
              [options](const std::string& text) {
                const double bytes = parse_real("--host-bandwidth", text);
@@ -98,7 +102,8 @@ Body setup_plan(CLI::App& app) {
                  throw InvalidArgument(fmt::format("--host-bandwidth ({}) must be in [1, 9e18)", text));
                }
                options->problem.plan.cost.host_bytes_per_second = static_cast<std::int64_t>(bytes);
-             });
+             })
+      ->needs(host_tensors);
   app.add_flag("--forward-only", options->forward_only, "leave the backward pass out");
   CLI::Option* json = app.add_flag("--json", options->json, "print JSON");
   CLI::Option* draw =

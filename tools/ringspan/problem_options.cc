@@ -4,6 +4,7 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <thread>
 #include <tuple>
@@ -84,6 +85,7 @@ constexpr std::string_view kForwardKernel = "attend_", kBackwardKernel = "attend
 
 // attend_backward_... names a kernel of the backward pass, attend_... one of the forward pass, a suffix one of each.
 void set_kernel(PlanOptions& plan, const std::string& name) {
+  if (name.empty()) throw InvalidArgument("--kernel () must be the name of a kernel, such as reference");
   const bool backward = name.starts_with(kBackwardKernel);
   const auto set = [&](std::string& kernel, const char* pass) {
     if (!kernel.empty()) throw InvalidArgument(fmt::format("--kernel {}: the {} pass has --kernel {}", name, pass, kernel));
@@ -101,19 +103,37 @@ void require_backward(const PlanOptions& plan) {
                                     tile ? "--backward-tile" : "--kernel " + plan.attend_backward_kernel));
 }
 
+// The library refuses it too, as unsupported where a strategy is named.
+void require_local(const PlanOptions& plan) {
+  if (plan.computing_ranks == 0 || plan.strategy == Strategy::local) return;
+  throw InvalidArgument(fmt::format("--computing-ranks ({}) is for --strategy local only, not {}", plan.computing_ranks,
+                                    to_string(plan.strategy)));
+}
+
+// 0 of a float32 stands for the default: what is too small for one must not become 0.
+float parse_float32(const std::string& option, const std::string& text) {
+  const double value = parse_real(option, text);
+  const auto narrowed = static_cast<float>(value);
+  if (std::isfinite(narrowed) && (narrowed == 0) == (value == 0)) return narrowed;
+  throw InvalidArgument(fmt::format("{} ({}) must be a number that float32 can hold", option, text));
+}
+
 void add_score_options(CLI::App& app, ProblemOptions& options) {
   Problem& problem = options.problem;
   const auto real = [&](const char* name, float* target, const char* help) {
-    add_parsed(app, name, "X", help, [name, target](const std::string& text) {
-      *target = static_cast<float>(parse_real(name, text));
-    })->group(kScoreGroup);
+    return add_parsed(app, name, "X", help, [name, target](const std::string& text) { *target = parse_float32(name, text); })
+        ->group(kScoreGroup);
   };
-  real("--scale", &problem.scale, "softmax scale (default 1/sqrt(head_dim))");
-  real("--softcap", &problem.softcap, "X * tanh(score / X); 0: off");
-  real("--dropout", &problem.dropout, "probability with which a pair is dropped");
-  add_parsed(app, "--seed", "N", "of dropout", [&problem](const std::string& text) {
-    problem.seed = parse_seed("--seed", text);
+  add_parsed(app, "--scale", "X", "softmax scale (default 1/sqrt(head_dim))", [&problem](const std::string& text) {
+    problem.scale = parse_float32("--scale", text);
+    if (problem.scale == 0) throw InvalidArgument(fmt::format("--scale ({}) must not be 0", text));
   })->group(kScoreGroup);
+  real("--softcap", &problem.softcap, "X * tanh(score / X); 0: off");
+  CLI::Option* dropout = real("--dropout", &problem.dropout, "probability with which a pair is dropped");
+  add_parsed(app, "--seed", "N", "of dropout",
+             [&problem](const std::string& text) { problem.seed = parse_seed("--seed", text); })
+      ->group(kScoreGroup)
+      ->needs(dropout);
 }
 
 void add_plan_options(CLI::App& app, ProblemOptions& options) {
@@ -129,7 +149,7 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
   add_parsed(app, "--bucket", "ROWS", "rows that travel at once: a number, none (whole chunks) or auto",
              [&plan](const std::string& text) { plan.bucket_rows = parse_bucket(text); })
       ->group(kPlanGroup);
-  add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB",
+  add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB, 1e9",
              [&plan](const std::string& text) {
                plan.memory_budget = parse_bytes("--memory", text);
                if (plan.memory_budget == 0) throw InvalidArgument("--memory (0) must be positive");
@@ -310,6 +330,7 @@ void complete(ProblemOptions& options) {
     options.plan.threads = std::max(1, cores / problem.ranks);
   }
   require_backward(options.plan);
+  require_local(options.plan);
   problem.validate();
   options.plan = with_tuned_sizes(problem, options.plan);
 }

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "file_error.h"
+#include "watch.h"
 
 namespace ringspan::cli {
 namespace {
@@ -50,7 +51,9 @@ void refuse_pages(const io::SafetensorsReader& reader) {
 }  // namespace
 
 io::SafetensorsReader open_safetensors(const std::string& path) {
-  return as_file_error([&] { return io::SafetensorsReader(path); });
+  io::SafetensorsReader reader = as_file_error([&] { return io::SafetensorsReader(path); });
+  watch_mapped(path, reader.mapped());
+  return reader;
 }
 
 std::string_view file_dtype(DType dtype) {

@@ -260,8 +260,10 @@ std::string to_json(const RunReport& report) {
   }
   if (report.verification) json["verification"] = json_of(*report.verification);
   for (const Rejected& rejected : plan.rejected()) {
-    json["rejected"].push_back(
-        Json{{"candidate", rejected.candidate}, {"reason", rejected.reason}, {"nanoseconds", rejected.nanoseconds}});
+    json["rejected"].push_back(Json{{"candidate", rejected.candidate},
+                                    {"reason", rejected.reason},
+                                    {"nanoseconds", rejected.nanoseconds},
+                                    {"at_least", rejected.at_least}});
   }
   return json_text(json);
 }

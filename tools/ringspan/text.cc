@@ -30,7 +30,7 @@ struct Unit {
   std::string_view name;
   double bytes;
 };
-constexpr std::array<Unit, 14> kUnits{Unit{"B", 1},
+constexpr std::array<Unit, 17> kUnits{Unit{"B", 1},
                                       Unit{"k", 1e3},
                                       Unit{"kB", 1e3},
                                       Unit{"KiB", 1024.0},
@@ -43,6 +43,9 @@ constexpr std::array<Unit, 14> kUnits{Unit{"B", 1},
                                       Unit{"T", 1e12},
                                       Unit{"TB", 1e12},
                                       Unit{"TiB", 1099511627776.0},
+                                      Unit{"P", 1e15},
+                                      Unit{"PB", 1e15},
+                                      Unit{"PiB", 1125899906842624.0},
                                       Unit{"", 1}};
 
 }  // namespace
@@ -68,13 +71,14 @@ double parse_real(std::string_view option, std::string_view text) {
 }
 
 std::int64_t parse_bytes(std::string_view option, std::string_view text) {
-  const std::size_t digits = std::min(text.find_first_not_of("0123456789."), text.size());
-  std::string_view suffix = text.substr(digits);
+  double value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  std::string_view suffix = text.substr(static_cast<std::size_t>(end - text.data()));
   while (suffix.starts_with(' ')) suffix.remove_prefix(1);
   const auto* unit =
       std::find_if(kUnits.begin(), kUnits.end(), [&](const Unit& u) { return equal_ignoring_case(u.name, suffix); });
-  double value = 0;
-  if (!parse_whole(text.substr(0, digits), value) || unit == kUnits.end() || value * unit->bytes > kLargest) {
+  const bool number = error == std::errc() && value >= 0;  // not NaN
+  if (!number || unit == kUnits.end() || value * unit->bytes > kLargest) {
     throw InvalidArgument(fmt::format("{} ({}) must be a number of bytes, such as 8GiB, 512MiB or 1000000", option, text));
   }
   return static_cast<std::int64_t>(std::llround(value * unit->bytes));

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <random>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "oracle/multiplicity.h"
 #include "pattern/lower.h"
 #include "text.h"
+#include "watch.h"
 
 namespace ringspan::cli {
 namespace {
@@ -181,6 +183,7 @@ void verify_sample(Verification& result, const Problem& problem, const oracle::I
 
 Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout layout, const Outputs& outputs,
                             std::uint64_t seed, bool rounded_o) {
+  const EndAtSignal interruptible;  // the oracle does not ask
   const auto begin = std::chrono::steady_clock::now();
   const bool backward = outputs.dq != nullptr;
   OracleInputs oracle_inputs(problem, inputs, layout, backward);
@@ -210,7 +213,10 @@ std::string to_text(const Verification& verification) {
                         c.passed ? "" : "  FAILED");
   }
   for (const oracle::Comparison& c : verification.comparisons) {
-    if (!c.passed) text += "  " + oracle::to_string(c) + "\n";
+    if (c.passed) continue;
+    text += "  " + oracle::to_string(c) + "\n";
+    if (std::isinf(c.actual) && std::isfinite(c.expected))
+      text += "  (an infinity also comes of values whose sum, before it is normalised, exceeds float32: docs/numerics.md)\n";
   }
   return text;
 }

@@ -1,7 +1,7 @@
 // Checks results against the float64 oracle: every element where that is cheap, otherwise sampled rows together with all that
 // they depend on.
 //
-// Memory: whole inputs are read where they are; a generated gradient is made once. Pure.
+// Memory: whole inputs are read where they are; a generated gradient is made once. An interrupt ends the program (watch.h).
 #pragma once
 
 #include <cstdint>

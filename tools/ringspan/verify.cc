@@ -187,13 +187,16 @@ int run(VerifyOptions& options) {
 Body setup_verify(CLI::App& app) {
   auto options = std::make_shared<VerifyOptions>();
   app.footer(
-      R"(A problem is one line of words key=value; docs/cli.md lists them. Tensors are drawn from `data`. All elements are compared
-with float64 on small problems, sampled rows with all that they depend on on large ones. Exits with 1 when anything disagrees;
-every failure prints the command that repeats it.
+      R"(A problem is one line of words key=value; docs/cli.md lists them. Tensors are drawn from `data`.
+All elements are compared with float64 on small problems, sampled rows with all that they depend on
+on large ones. Exits with 1 when anything disagrees; every failure prints the command that repeats
+it.
 
 examples
-  ringspan verify "nq=1000 h=8 hkv=2 d=64 pattern=causal p=4 shard_q=zigzag shard_k=zigzag strategy=ring bucket=64"
-  ringspan verify "nq=300 h=4 d=32 dtype=bfloat16 pattern=dilated:64x1,128x2@longnet&causal p=3" --transport processes
+  ringspan verify "nq=1000 h=8 hkv=2 d=64 pattern=causal p=4 shard_q=zigzag shard_k=zigzag \
+    strategy=ring bucket=64"
+  ringspan verify "nq=300 h=4 d=32 dtype=bfloat16 pattern=dilated:64x1,128x2@longnet&causal p=3" \
+    --transport processes
   ringspan verify --random 500 --seed 1)");
   app.add_option("problem", options->lines, "problems, each one line of words")->type_name("\"WORDS\"");
   CLI::Option* random =
@@ -205,7 +208,7 @@ examples
       app, "--first", 0, [options](std::int64_t n) { options->first = n; }, "number of the first random problem (default 0)")
       ->needs(random);
   add_transport(app, [options](bool processes) { options->setting.processes = processes; });
-  add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB",
+  add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB, 1e9",
              [options](const std::string& text) {
                options->setting.memory_budget = parse_bytes("--memory", text);
                if (options->setting.memory_budget == 0) throw InvalidArgument("--memory (0) must be positive");

@@ -8,11 +8,14 @@
 #include <atomic>
 #include <chrono>
 #include <csignal>
+#include <cstdint>
 #include <cstdio>
 #include <cstring>
 #include <new>
+#include <string_view>
 
 #include "comm/rounds.h"
+#include "command.h"
 #include "plan/cost.h"
 #include "plan/plan_data.h"
 #include "text.h"
@@ -21,14 +24,37 @@ namespace ringspan::cli {
 namespace {
 
 // In memory that forked ranks share, so that a signal to any of the processes stops all of them.
-std::atomic<int>* interrupt_flag = nullptr;
+struct Flags {
+  std::atomic<int> interrupted{0};
+  std::atomic<int> unreadable{0};  // 1 + which of mapped_files
+};
+Flags* flags = nullptr;
 static_assert(std::atomic<int>::is_always_lock_free);
 char doomed_file[4096] = {};
 
+struct MappedFile {
+  std::span<const std::byte> bytes;
+  char message[4200];
+};
+MappedFile mapped_files[4];  // no command reads more
+volatile std::sig_atomic_t mapped_count = 0;
+pid_t watching_process = 0;
+
 volatile std::sig_atomic_t signals_seen = 0;  // by this process: a terminal sends Ctrl-C to all of them
+volatile std::sig_atomic_t end_at_signal = 0;
+bool line_may_be_shown = false;
+
+// Only what a handler of signals may call.
+[[noreturn]] void end_with(std::string_view message, ExitCode code) {
+  if (doomed_file[0] != '\0') ::unlink(doomed_file);
+  const std::string_view texts[] = {line_may_be_shown ? "\r\033[K" : "", "ringspan: error: ", message, "\n"};
+  for (const std::string_view text : texts) static_cast<void>(!::write(STDERR_FILENO, text.data(), text.size()));
+  ::_exit(code);
+}
 
 extern "C" void on_signal(int number) {
-  interrupt_flag->store(1);
+  flags->interrupted.store(1);
+  if (end_at_signal != 0) end_with("interrupted", kInterrupted);
   if (signals_seen == 0) {
     signals_seen = 1;
     return;
@@ -38,36 +64,90 @@ extern "C" void on_signal(int number) {
   ::raise(number);
 }
 
+extern "C" void on_bus_error(int number, siginfo_t* info, void*) {
+  for (int i = 0; i < mapped_count; ++i) {
+    const MappedFile& file = mapped_files[i];
+    const auto begin = reinterpret_cast<std::uintptr_t>(file.bytes.data());
+    if (reinterpret_cast<std::uintptr_t>(info->si_addr) - begin >= file.bytes.size()) continue;
+    const bool first = flags->unreadable.exchange(i + 1) == 0;
+    if (::getpid() != watching_process) ::_exit(kInputOutput);  // a forked rank: its parent says so
+    if (!first) {
+      while (true) ::pause();  // another thread ends the program
+    }
+    end_with(file.message, kInputOutput);
+  }
+  if (doomed_file[0] != '\0') ::unlink(doomed_file);
+  std::signal(number, SIG_DFL);  // and what failed is tried again
+}
+
+void share_flags() {
+  if (flags != nullptr) return;
+  void* page = ::mmap(nullptr, sizeof(Flags), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  if (page == MAP_FAILED) throw std::bad_alloc();
+  flags = new (page) Flags;
+  line_may_be_shown = ::isatty(STDERR_FILENO) == 1;
+}
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
 
 void catch_interrupts() {
-  if (interrupt_flag != nullptr) return;
-  void* page = ::mmap(nullptr, sizeof(std::atomic<int>), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  if (page == MAP_FAILED) throw std::bad_alloc();
-  interrupt_flag = new (page) std::atomic<int>(0);
+  share_flags();
   struct sigaction action {};
   action.sa_handler = on_signal;
   ::sigemptyset(&action.sa_mask);
   action.sa_flags = SA_RESTART;
-  for (const int number : {SIGINT, SIGTERM, SIGHUP}) {
+  for (const int number : {SIGINT, SIGTERM, SIGHUP, SIGQUIT}) {
     struct sigaction before {};
     ::sigaction(number, nullptr, &before);
     if (before.sa_handler != SIG_IGN) ::sigaction(number, &action, nullptr);  // nohup stays in force
   }
 }
 
-bool is_interrupted() { return interrupt_flag != nullptr && interrupt_flag->load(std::memory_order_relaxed) != 0; }
+bool is_interrupted() { return flags != nullptr && flags->interrupted.load(std::memory_order_relaxed) != 0; }
 
 void throw_if_interrupted() {
   if (is_interrupted()) throw Interrupted();
+}
+
+void print_stderr(const std::string& text) {
+  std::fwrite(text.data(), 1, text.size(), stderr);
+  std::fflush(stderr);
 }
 
 void remove_when_killed(const std::string& path) {
   doomed_file[0] = '\0';
   if (path.size() < sizeof doomed_file) std::memcpy(doomed_file, path.c_str(), path.size() + 1);
 }
+
+void watch_mapped(const std::string& path, std::span<const std::byte> bytes) {
+  if (mapped_count == std::ssize(mapped_files)) return;
+  share_flags();
+  watching_process = ::getpid();
+  MappedFile& file = mapped_files[mapped_count];
+  file.bytes = bytes;
+  const std::string message = printable(path) + ": cannot be read any more: it became shorter, or its device fails";
+  file.message[message.copy(file.message, sizeof file.message - 1)] = '\0';
+  mapped_count = mapped_count + 1;
+  struct sigaction action {};
+  action.sa_sigaction = on_bus_error;
+  ::sigemptyset(&action.sa_mask);
+  action.sa_flags = SA_SIGINFO;
+  ::sigaction(SIGBUS, &action, nullptr);
+}
+
+std::string unreadable_file() {
+  const int which = flags == nullptr ? 0 : flags->unreadable.load();
+  return which == 0 ? "" : mapped_files[which - 1].message;
+}
+
+EndAtSignal::EndAtSignal() {
+  std::fflush(stdout);
+  end_at_signal = 1;
+  throw_if_interrupted();  // by a signal that came before
+}
+EndAtSignal::~EndAtSignal() { end_at_signal = 0; }
 
 ProgressLine::ProgressLine(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {}
 ProgressLine::~ProgressLine() { clear(); }
@@ -79,21 +159,18 @@ void ProgressLine::show(const std::string& what, double share, double seconds) {
   last_ = time;
   shown_ = true;
   const std::string percent = share < 0 ? "" : fmt::format("{:3.0f} %  ", 100 * share);
-  fmt::print(stderr, "\r\033[K{}  {}{}", what, percent, seconds_text(seconds));
-  std::fflush(stderr);
+  print_stderr(fmt::format("\r\033[K{}  {}{}", what, percent, seconds_text(seconds)));
 }
 
 void ProgressLine::say(const std::string& what) {
   if (!enabled_) return;
   shown_ = true;
-  fmt::print(stderr, "\r\033[K{} ...", what);
-  std::fflush(stderr);
+  print_stderr(fmt::format("\r\033[K{} ...", what));
 }
 
 void ProgressLine::clear() {
   if (!shown_) return;
-  fmt::print(stderr, "\r\033[K");
-  std::fflush(stderr);
+  print_stderr("\r\033[K");
   shown_ = false;
 }
 

@@ -5,6 +5,7 @@
 // peers are told, temporary files go away) and a terminal shows progress without a thread of its own.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -17,7 +18,7 @@
 
 namespace ringspan::cli {
 
-// Ctrl-C, SIGTERM or SIGHUP.
+// Ctrl-C, SIGQUIT, SIGTERM or SIGHUP.
 class Interrupted : public Error {
  public:
   Interrupted() : Error("interrupted") {}
@@ -29,8 +30,27 @@ void catch_interrupts();
 bool is_interrupted();
 void throw_if_interrupted();
 
+// Where that fails, as on a full disk, what is said is lost and nothing else: it may be about an error that is on its way.
+void print_stderr(const std::string& text);
+
 // A file to be removed by a second signal, which ends the program wherever it is; empty: none. At most 4,095 bytes.
 void remove_when_killed(const std::string& path);
+
+// A file that is read through memory: where the system cannot read it any more, because it became shorter, the program ends
+// with its name and the exit code of unreadable files.
+void watch_mapped(const std::string& path, std::span<const std::byte> bytes);
+// What a forked rank found out that way, as a message; or empty.
+std::string unreadable_file();
+
+// While one lives, the first signal already ends the program, with the message and the exit code of an interrupt: for work that
+// does not ask. What has been printed arrives.
+class EndAtSignal {
+ public:
+  EndAtSignal();
+  ~EndAtSignal();
+  EndAtSignal(const EndAtSignal&) = delete;
+  EndAtSignal& operator=(const EndAtSignal&) = delete;
+};
 
 // One line on a terminal, rewritten in place; does nothing where standard error is no terminal.
 class ProgressLine {
