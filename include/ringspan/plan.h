@@ -102,6 +102,8 @@ struct PlanOptions {
   // devices, with strategy exchange if they are several. memory_budget is then what the pieces, and all that is computed from
   // them, may take there.
   bool host_tensors = false;
+
+  bool operator==(const PlanOptions&) const = default;
 };
 
 enum class Pass : std::uint8_t { forward, backward };

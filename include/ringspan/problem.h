@@ -51,6 +51,8 @@ struct Problem {
 
   // Throws InvalidArgument or Unsupported; messages name the field, its value and what was expected.
   void validate() const;
+
+  bool operator==(const Problem&) const = default;
 };
 
 }  // namespace ringspan

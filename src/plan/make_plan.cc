@@ -6,7 +6,7 @@
 #include <cstring>
 
 #include "plan/capability.h"
-#include "plan/choose.h"
+#include "plan/choose_together.h"
 #include "plan/cost.h"
 #include "plan/kernel_choice.h"
 #include "plan/pass.h"
@@ -150,8 +150,8 @@ PlanData build_plan(const Setting& setting, int rank) {
 PlanData plan_rank(const Problem& problem, const PlanOptions& options, int rank) {
   problem.validate();
   validate_options(problem, options, rank);
-  Choice choice = choose(problem, options);
-  const Setting& setting = choice.setting;
+  const std::shared_ptr<const Choice> choice = choose_together(problem, options);
+  const Setting setting = choice->setting;
   PlanData data = build_plan(setting, rank);
   const std::int64_t bytes = peak_bytes(data);
   if (options.memory_budget > 0 && bytes > options.memory_budget) {  // not one of the ranks that the choice was made by
@@ -163,10 +163,11 @@ PlanData plan_rank(const Problem& problem, const PlanOptions& options, int rank)
   data.options.bucket_rows = setting.has_buckets() ? setting.bucket_rows : PlanOptions::kBucketNone;
   data.attend = choose_kernel(problem, data.options, Pass::forward);
   if (data.has_backward) data.attend_backward = choose_kernel(problem, data.options, Pass::backward);
-  data.rejected = std::move(choice.rejected);
-  data.slowest_nanoseconds = choice.slowest_nanoseconds;
-  data.ranks_looked_at = choice.ranks_looked_at;
+  data.rejected = choice->rejected;
+  data.slowest_nanoseconds = choice->slowest_nanoseconds;
+  data.ranks_looked_at = choice->ranks_looked_at;
   data.fingerprint = fingerprint(problem, data.options, data.options.bucket_rows);
+  data.choice = choice;
   return data;
 }
 

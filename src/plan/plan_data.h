@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -234,6 +235,7 @@ struct PlanData {
   int ranks_looked_at = 0;
   std::vector<Rejected> rejected;
   std::uint64_t fingerprint = 0;
+  std::shared_ptr<const void> choice;  // kept for who plans other ranks: see choose_together.h
 };
 
 }  // namespace ringspan::internal
