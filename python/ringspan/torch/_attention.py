@@ -12,6 +12,7 @@ from .._pattern import causal_flag, text_of, window_pair
 from .._sharding import Sharding, canonical
 from ..errors import InvalidArgument, UnknownArgument, Unsupported
 from . import _device, _execute, _group, _ops, _transport
+from ._call import DTYPES
 from ._spec import decode, encode
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ def _check_tensors(q, k, v, layout):
             _check_kind(name, t)
         if t.dim() != len(layout):
             raise InvalidArgument(f"{name} has {t.dim()} dimensions; layout '{layout}' needs {len(layout)}")
-        if t.dtype not in _execute.DTYPES:
+        if t.dtype not in DTYPES:
             raise Unsupported(f"{name}.dtype ({t.dtype}) is not supported; float32, bfloat16 and float16 are")
         if t.dtype != q.dtype:
             raise InvalidArgument(f"{name}.dtype ({t.dtype}) must equal q.dtype ({q.dtype})")

@@ -9,9 +9,7 @@ much larger it has to be is different on each rank. A training run has one sessi
 """
 
 import contextlib
-import hashlib
 import re
-import struct
 import threading
 import warnings
 from collections import OrderedDict
@@ -19,13 +17,11 @@ from collections import OrderedDict
 import torch
 
 from .. import _core
-from .._plan import make_options, make_problem
 from .._threads import num_threads
 from ..errors import CommError, DeviceError, Error, InvalidArgument, OutOfBudget, Unsupported
 from . import _device, _flash, _simulate, _transport  # noqa: F401, _flash brings what kernel= may name
-from ._spec import decode
+from ._call import Call, hashed, text_hash
 
-DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 _KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
 _SHOWN = 200  # bytes of a text in a message
@@ -66,87 +62,6 @@ class _Recent:
     def clear(self):
         with self._lock:
             self._items.clear()
-
-
-def _ints(t):
-    return tuple(t.tolist()) if t is not None else ()
-
-
-def _hash(text):
-    return struct.unpack("<q", hashlib.blake2b(text.encode(), digest_size=8).digest())[0]
-
-
-def _hashed(name, value):
-    text = value if isinstance(value, str) else repr(value)
-    return (name, _hash(text), text)
-
-
-class Call:
-    """What a call of an op computes, but for the lengths of other ranks."""
-
-    def __init__(self, q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text):
-        self.spec = decode(text)
-        self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
-        self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k))
-        self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
-        self.alibi, self.sinks = alibi is not None, sinks is not None
-        self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
-        self.key = (text, self.shape, self.lists, self.alibi, self.sinks)
-
-    def problem(self, tokens_q, tokens_k, ranks):
-        (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
-        s = self.spec
-        return make_problem(
-            batch=b, tokens_q=tokens_q, tokens_k=tokens_k, heads=h, kv_heads=h_k, head_dim=d, head_dim_v=d_v, dtype=dtype,
-            pattern=s.pattern, cu_seqlens_q=self.lists[0], cu_seqlens_k=self.lists[1], lengths_q=self.lists[2],
-            lengths_k=self.lists[3], scale=s.scale, softcap=s.softcap, alibi=self.alibi, sinks=self.sinks, dropout=s.dropout,
-            ranks=ranks, sharding=s.sharding if ranks > 1 else "contiguous",
-        )  # fmt: skip
-
-    def options(self, threads, ranks):
-        s = self.spec
-        return make_options(
-            strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
-            bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel, host_tensors=s.host_tensors,
-            keep_o_float32=not s.host_tensors and not s.rounds_o, partials=s.partials,
-        )  # fmt: skip
-
-    def fields(self, backward):
-        """What must be equal on all ranks: (name, value, text); the value of a text or a list is its hash, of others the text is None."""
-        (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
-        s = self.spec
-
-        sharding = s.sharding if s.sharding_tokens < 0 else f"{s.sharding} of {s.sharding_tokens} tokens over {s.sharding_ranks} ranks"
-        return [
-            ("the pass (0 forward, 1 backward)", int(backward), None),
-            ("device (0 cpu, 1 cuda, 2 cuda-emulated)", _device.KINDS.index(self.place.kind), None),
-            ("whether NCCL may be used (RINGSPAN_NCCL)", int(_device.nccl_library(self.place) is not None), None),
-            ("batch", b, None),
-            ("heads", h, None),
-            ("kv_heads", h_k, None),
-            ("head_dim", d, None),
-            ("head_dim_v", d_v, None),
-            ("dtype (0 bfloat16, 1 float16, 2 float32)", ("bfloat16", "float16", "float32").index(dtype), None),
-            _hashed("pattern, causal or window", str(s.pattern)),
-            _hashed("cu_seqlens", list(self.lists[0])),
-            _hashed("cu_seqlens_k", list(self.lists[1])),
-            _hashed("lengths", list(self.lists[2])),
-            _hashed("lengths_k", list(self.lists[3])),
-            _hashed("scale", s.scale),
-            _hashed("softcap", s.softcap),
-            _hashed("dropout_p", s.dropout),
-            ("alibi_slopes", int(self.alibi), None),
-            ("sinks", int(self.sinks), None),
-            _hashed("sharding", sharding),
-            _hashed("strategy", s.strategy),
-            ("whether gradients are needed", int(s.backward), None),
-            ("memory_budget", s.memory_budget, None),
-            ("bucket_rows", s.bucket_rows, None),
-            ("host_tensors", int(s.host_tensors), None),
-            ("deterministic", int(s.deterministic), None),
-            _hashed("kernel", s.kernel),  # a session has one
-            _hashed("partials", s.partials),
-        ]
 
 
 def seed_of(seed):
@@ -229,7 +144,7 @@ class _Group:
         request = self._requests.get((call.key, backward))
         if request is None:
             fields = call.fields(backward)
-            request = (fields, _hash(repr(fields)))
+            request = (fields, text_hash(repr(fields)))
             self._requests.put((call.key, backward), request)
         return request
 
@@ -256,7 +171,7 @@ class _Group:
         self.transport.deadline = deadline
         self._check_device(call.place, deadline)
         fields, digest = self._request(call, backward)
-        given = _hashed("dropout_seed", seed % 2**64 if call.spec.seeded else "none")
+        given = hashed("dropout_seed", seed % 2**64 if call.spec.seeded else "none")
         # Layers with the same arguments differ in nothing else: gradients would be those of another one.
         fields = [fields[0], ("the call of forward that backward belongs to", number, None), *fields[1:], given]
         greeted = (digest + number * _ODD + given[1] + 2**63) % 2**64 - 2**63
@@ -507,4 +422,4 @@ def kernels():
     return {} if _alone.latest is None else dict(zip(("forward", "backward"), _alone.latest.core.kernels()))
 
 
-__all__ = ["DTYPES", "backward", "empty_rows", "forget_plans", "forward", "group_named", "kernels", "saved_bytes"]
+__all__ = ["backward", "empty_rows", "forget_plans", "forward", "group_named", "kernels", "saved_bytes"]

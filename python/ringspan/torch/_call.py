@@ -1,0 +1,94 @@
+"""A call of an op: what it computes, and what of it must be equal on all ranks."""
+
+import hashlib
+import struct
+
+import torch
+
+from .._plan import make_options, make_problem
+from . import _device
+from ._spec import decode
+
+DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
+
+
+def _ints(t):
+    return tuple(t.tolist()) if t is not None else ()
+
+
+def text_hash(text):
+    """As int64, which ranks compare."""
+    return struct.unpack("<q", hashlib.blake2b(text.encode(), digest_size=8).digest())[0]
+
+
+def hashed(name, value):
+    text = value if isinstance(value, str) else repr(value)
+    return (name, text_hash(text), text)
+
+
+class Call:
+    """What a call of an op computes, but for the lengths of other ranks."""
+
+    def __init__(self, q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text):
+        self.spec = decode(text)
+        self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
+        self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k))
+        self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
+        self.alibi, self.sinks = alibi is not None, sinks is not None
+        self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
+        self.key = (text, self.shape, self.lists, self.alibi, self.sinks)
+
+    def problem(self, tokens_q, tokens_k, ranks):
+        (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
+        s = self.spec
+        return make_problem(
+            batch=b, tokens_q=tokens_q, tokens_k=tokens_k, heads=h, kv_heads=h_k, head_dim=d, head_dim_v=d_v, dtype=dtype,
+            pattern=s.pattern, cu_seqlens_q=self.lists[0], cu_seqlens_k=self.lists[1], lengths_q=self.lists[2],
+            lengths_k=self.lists[3], scale=s.scale, softcap=s.softcap, alibi=self.alibi, sinks=self.sinks, dropout=s.dropout,
+            ranks=ranks, sharding=s.sharding if ranks > 1 else "contiguous",
+        )  # fmt: skip
+
+    def options(self, threads, ranks):
+        s = self.spec
+        return make_options(
+            strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
+            bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel, host_tensors=s.host_tensors,
+            keep_o_float32=not s.host_tensors and not s.rounds_o, partials=s.partials,
+        )  # fmt: skip
+
+    def fields(self, backward):
+        """What must be equal on all ranks: (name, value, text); the value of a text or a list is its hash, of others the text is None."""
+        (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
+        s = self.spec
+
+        sharding = s.sharding if s.sharding_tokens < 0 else f"{s.sharding} of {s.sharding_tokens} tokens over {s.sharding_ranks} ranks"
+        return [
+            ("the pass (0 forward, 1 backward)", int(backward), None),
+            ("device (0 cpu, 1 cuda, 2 cuda-emulated)", _device.KINDS.index(self.place.kind), None),
+            ("whether NCCL may be used (RINGSPAN_NCCL)", int(_device.nccl_library(self.place) is not None), None),
+            ("batch", b, None),
+            ("heads", h, None),
+            ("kv_heads", h_k, None),
+            ("head_dim", d, None),
+            ("head_dim_v", d_v, None),
+            ("dtype (0 bfloat16, 1 float16, 2 float32)", ("bfloat16", "float16", "float32").index(dtype), None),
+            hashed("pattern, causal or window", str(s.pattern)),
+            hashed("cu_seqlens", list(self.lists[0])),
+            hashed("cu_seqlens_k", list(self.lists[1])),
+            hashed("lengths", list(self.lists[2])),
+            hashed("lengths_k", list(self.lists[3])),
+            hashed("scale", s.scale),
+            hashed("softcap", s.softcap),
+            hashed("dropout_p", s.dropout),
+            ("alibi_slopes", int(self.alibi), None),
+            ("sinks", int(self.sinks), None),
+            hashed("sharding", sharding),
+            hashed("strategy", s.strategy),
+            ("whether gradients are needed", int(s.backward), None),
+            ("memory_budget", s.memory_budget, None),
+            ("bucket_rows", s.bucket_rows, None),
+            ("host_tensors", int(s.host_tensors), None),
+            ("deterministic", int(s.deterministic), None),
+            hashed("kernel", s.kernel),  # a session has one
+            hashed("partials", s.partials),
+        ]
