@@ -1,9 +1,10 @@
-// Plan::to_json: the whole plan for programs; docs/plan.md describes every field.
+// Plan::to_json, the whole plan for programs, and RankCosts::to_json; docs/plan.md describes every field.
 #include <fmt/format.h>
 
 #include <nlohmann/json.hpp>
 
 #include "plan/plan_data.h"
+#include "plan/rank_costs.h"
 
 namespace ringspan {
 namespace {
@@ -67,6 +68,15 @@ ordered_json options_json(const PlanOptions& o) {
           {"device", to_string(o.device)},
           {"device_messages", o.device_messages},
           {"host_tensors", o.host_tensors}};
+}
+
+ordered_json rejected_json(const std::vector<Rejected>& rejected) {
+  ordered_json list = ordered_json::array();
+  for (const Rejected& r : rejected) {
+    list.push_back(
+        {{"candidate", r.candidate}, {"reason", r.reason}, {"nanoseconds", r.nanoseconds}, {"at_least", r.at_least}});
+  }
+  return list;
 }
 
 ordered_json sizes_json(const internal::PlanData& data) {
@@ -188,11 +198,6 @@ ordered_json pass_json(const Plan& plan, Pass pass) {
 }  // namespace
 
 std::string Plan::to_json() const {
-  ordered_json rejected = ordered_json::array();
-  for (const Rejected& r : data_->rejected) {
-    rejected.push_back(
-        {{"candidate", r.candidate}, {"reason", r.reason}, {"nanoseconds", r.nanoseconds}, {"at_least", r.at_least}});
-  }
   ordered_json slowest;
   if (ranks_looked_at() > 0) slowest = {{"nanoseconds", slowest_nanoseconds()}, {"ranks_looked_at", ranks_looked_at()}};
   ordered_json plan = {{"schema", kPlanSchema},
@@ -205,11 +210,42 @@ std::string Plan::to_json() const {
                        {"shard_k", pieces_json(data_->shard_k.pieces)},
                        {"modelled_nanoseconds", modelled_nanoseconds()},
                        {"slowest", std::move(slowest)},
-                       {"rejected", std::move(rejected)},
+                       {"rejected", rejected_json(data_->rejected)},
                        {"arena_bytes", arena_bytes()},
                        {"forward", pass_json(*this, Pass::forward)},
                        {"backward", data_->has_backward ? pass_json(*this, Pass::backward) : ordered_json()}};
   return plan.dump();
+}
+
+std::string internal::RankCosts::to_json() const {
+  ordered_json ranks = ordered_json::array();
+  for (std::size_t i = 0; i < ranks_.size(); ++i) {
+    const internal::RankCost& rank = ranks_[i];
+    const auto pass = [&](std::size_t index) -> ordered_json {
+      const internal::PassCost& cost = rank.passes[index];
+      return {{"pairs", ringspan::to_string(cost.pairs)},
+              {"flops", cost.flops},
+              {"memory_bytes", cost.memory_bytes},
+              {"pinned_bytes", cost.pinned_bytes},
+              {"sent_bytes", cost.sent_bytes},
+              {"sent_messages", cost.sent_messages},
+              {"received_bytes", cost.received_bytes},
+              {"received_messages", cost.received_messages}};
+    };
+    ranks.push_back({{"rank", i},
+                     {"queries", rank.queries},
+                     {"keys", rank.keys},
+                     {"modelled_nanoseconds", rank.nanoseconds},
+                     {"forward", pass(0)},
+                     {"backward", first_.options().backward ? pass(1) : ordered_json()}});
+  }
+  const ordered_json json = {{"schema", kPlanSchema},
+                             {"fingerprint", fmt::format("{:016x}", first_.fingerprint())},
+                             {"problem", problem_json(first_.problem())},
+                             {"options", options_json(first_.options())},
+                             {"rejected", rejected_json(first_.data().rejected)},
+                             {"ranks", std::move(ranks)}};
+  return json.dump();
 }
 
 }  // namespace ringspan

@@ -1,58 +1,23 @@
 // Plan::to_string: a plan for people. Everything is derived from PlanData; docs/plan.md explains the lines.
+#include "plan/plan_text.h"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <iterator>
 #include <limits>
 
+#include "base/quantity.h"
 #include "plan/cost.h"
 #include "plan/plan_data.h"
 #include "plan/strategy.h"
 
 namespace ringspan {
-namespace {
+namespace internal {
 
-using internal::Launch;
-using internal::PlanData;
-using internal::Program;
-using internal::Stage;
-
-constexpr std::size_t kMaxStageLines = 16;  // longer lists of stages are cut in the middle
-constexpr std::size_t kMaxPeerLines = 16;
-constexpr int kMaxPeriod = 64;
-
-std::string scaled(double value, double base, std::initializer_list<const char*> units, const char* after) {
-  auto unit = units.begin();
-  while (std::abs(value) >= base && std::next(unit) != units.end()) {
-    value /= base;
-    ++unit;
-  }
-  return unit == units.begin() ? fmt::format("{:.0f} {}{}", value, *unit, after)
-                               : fmt::format("{:.4g} {}{}", value, *unit, after);
-}
-
-std::string human_bytes(std::int64_t bytes) {
-  return scaled(static_cast<double>(bytes), 1024, {"B", "KiB", "MiB", "GiB", "TiB", "PiB"}, "");
-}
-std::string human_flops(double flops) { return scaled(flops, 1000, {"", "K", "M", "G", "T", "P", "E"}, "FLOP"); }
-std::string human_time(Int128 nanoseconds) {
-  const auto value = static_cast<double>(nanoseconds);
-  constexpr double kHour = 3600e9, kDay = 24 * kHour, kYear = 365.25 * kDay;
-  if (nanoseconds < 1000) return fmt::format("{} ns", static_cast<int>(nanoseconds));
-  if (nanoseconds < 1'000'000) return fmt::format("{:.4g} us", value / 1e3);
-  if (nanoseconds < 1'000'000'000) return fmt::format("{:.4g} ms", value / 1e6);
-  if (value < 2 * kHour) return fmt::format("{:.4g} s", value / 1e9);
-  if (value < 2 * kDay) return fmt::format("{:.4g} hours", value / kHour);
-  if (value < 2 * kYear) return fmt::format("{:.4g} days", value / kDay);
-  return fmt::format("{:.4g} years", value / kYear);
-}
-
-void append_problem(std::string& out, const PlanData& data) {
-  const Problem& p = data.problem;
+void append_problem(std::string& out, const Problem& p) {
   auto to = std::back_inserter(out);
-  fmt::format_to(to, "plan of rank {} of {}\n", data.rank, p.ranks);
   fmt::format_to(to, "  problem   {}; batch {}, {} queries x {} keys, {} heads ({} kv), head_dim {} (v {}), {}\n",
                  p.pattern.to_string(), p.batch, p.tokens_q, p.tokens_k, p.heads, p.kv_heads, p.head_dim, p.head_dim_v,
                  to_string(p.dtype));
@@ -63,31 +28,55 @@ void append_problem(std::string& out, const PlanData& data) {
   if (p.sinks) extras += " sinks";
   if (p.dropout > 0.0F) extras += fmt::format(" dropout {} (seed {})", p.dropout, p.seed);
   if (!extras.empty()) fmt::format_to(to, "            with{}\n", extras);
-  fmt::format_to(to, "  sharding  queries {}{}: {} rows here; keys {}: {} rows here\n", p.sharding_q.to_string(),
-                 p.replicated_q ? " (replicated)" : "", data.shard_q.rows, p.sharding_k.to_string(), data.shard_k.rows);
 }
 
-void append_strategy(std::string& out, const PlanData& data) {
+void append_strategy(std::string& out, const PlanData& data, const std::string& times) {
   auto to = std::back_inserter(out);
-  const internal::StrategyRow& row = internal::strategy_row(data.options.strategy);
+  const StrategyRow& row = strategy_row(data.options.strategy);
   std::string name(row.name);
   if (data.options.strategy == Strategy::local) name += fmt::format(":{}", data.options.computing_ranks);
   if (data.options.bucket_rows > 0) name += fmt::format(", buckets of {} rows", data.options.bucket_rows);
   fmt::format_to(to, "  strategy  {}: {}\n", name, row.summary);
   if (data.options.host_tensors) out += "            tensors lie on the host and stream through the device\n";
-  std::string slowest;
-  if (data.ranks_looked_at > 0) {
-    slowest = fmt::format(", {} on the slowest of {} looked at", human_time(data.slowest_nanoseconds), data.ranks_looked_at);
-  }
-  fmt::format_to(to, "            {} on this rank by the model{}: {}/s, {}/s received, {} per message\n",
-                 human_time(data.nanoseconds), slowest, human_flops(static_cast<double>(data.options.cost.flops_per_second)),
-                 human_bytes(data.options.cost.bytes_per_second), human_time(data.options.cost.message_nanoseconds));
+  const CostModel& cost = data.options.cost;
+  fmt::format_to(to, "            {}: {}/s, {}/s received, {} per message\n", times, flops_text(cost.flops_per_second),
+                 bytes_text(cost.bytes_per_second), duration_text(cost.message_nanoseconds));
   for (const Rejected& rejected : data.rejected) {
     const bool is_most = rejected.at_least || rejected.nanoseconds == std::numeric_limits<std::int64_t>::max();  // or more
     const std::string time =
-        rejected.nanoseconds > 0 ? fmt::format(" ({}{})", is_most ? "at least " : "", human_time(rejected.nanoseconds)) : "";
+        rejected.nanoseconds > 0 ? fmt::format(" ({}{})", is_most ? "at least " : "", duration_text(rejected.nanoseconds)) : "";
     fmt::format_to(to, "  rejected  {}: {}{}\n", rejected.candidate, rejected.reason, time);
   }
+}
+
+}  // namespace internal
+
+namespace {
+
+using internal::bytes_text;
+using internal::duration_text;
+using internal::flops_text;
+using internal::Launch;
+using internal::PlanData;
+using internal::Program;
+using internal::Stage;
+
+constexpr std::size_t kMaxStageLines = 16;  // longer lists of stages are cut in the middle
+constexpr std::size_t kMaxPeerLines = 16;
+constexpr int kMaxPeriod = 64;
+
+void append_sharding(std::string& out, const PlanData& data) {
+  const Problem& p = data.problem;
+  fmt::format_to(std::back_inserter(out), "  sharding  queries {}{}: {} rows here; keys {}: {} rows here\n",
+                 p.sharding_q.to_string(), p.replicated_q ? " (replicated)" : "", data.shard_q.rows, p.sharding_k.to_string(),
+                 data.shard_k.rows);
+}
+
+std::string times(const PlanData& data) {
+  std::string text = duration_text(data.nanoseconds) + " on this rank by the model";
+  if (data.ranks_looked_at == 0) return text;
+  return text +
+         fmt::format(", {} on the slowest of {} looked at", duration_text(data.slowest_nanoseconds), data.ranks_looked_at);
 }
 
 // Sizes that decide the speed, each with where it comes from.
@@ -150,10 +139,10 @@ std::string describe(const Program& program, const Stage& stage) {
   std::string text;
   const auto add = [&text](const std::string& part) { text += (text.empty() ? "" : "; ") + part; };
   if (!stage.before.empty()) add("first " + launches(program, stage.before));
-  if (messages[0] > 0) add(fmt::format("send {} in {}", human_bytes(bytes[0]), messages[0]));
-  if (messages[1] > 0) add(fmt::format("receive {} in {}", human_bytes(bytes[1]), messages[1]));
-  if (copied.to_device > 0) add("copy in " + human_bytes(copied.to_device));
-  if (copied.to_host > 0) add("copy out " + human_bytes(copied.to_host));
+  if (messages[0] > 0) add(fmt::format("send {} in {}", bytes_text(bytes[0]), messages[0]));
+  if (messages[1] > 0) add(fmt::format("receive {} in {}", bytes_text(bytes[1]), messages[1]));
+  if (copied.to_device > 0) add("copy in " + bytes_text(copied.to_device));
+  if (copied.to_host > 0) add("copy out " + bytes_text(copied.to_host));
   const bool moves = messages[0] + messages[1] > 0 || !stage.copies.empty();
   if (!stage.compute.empty()) add((moves ? "meanwhile " : "") + launches(program, stage.compute));
   return text;
@@ -221,13 +210,13 @@ void append_memory(std::string& out, const Plan& plan, Pass pass) {
     Share& share = line.pinned ? pinned : line.beside_arena ? beside : line.in_arena ? ours : caller;
     share.bytes += line.bytes;
     if (line.bytes == 0) continue;
-    share.list += fmt::format("{}{} {}", share.list.empty() ? "" : ", ", line.component, human_bytes(line.bytes));
+    share.list += fmt::format("{}{} {}", share.list.empty() ? "" : ", ", line.component, bytes_text(line.bytes));
   }
   auto to = std::back_inserter(out);
-  fmt::format_to(to, "    memory  {} ({} bytes)\n", human_bytes(plan.memory_bytes(pass)), plan.memory_bytes(pass));
+  fmt::format_to(to, "    memory  {} ({} bytes)\n", bytes_text(plan.memory_bytes(pass)), plan.memory_bytes(pass));
   for (const Share* share : {&caller, &ours, &beside, &pinned}) {
     if (share->list.empty() && share->nothing == nullptr) continue;
-    fmt::format_to(to, "      {} {}: {}\n", share->title, human_bytes(share->bytes),
+    fmt::format_to(to, "      {} {}: {}\n", share->title, bytes_text(share->bytes),
                    share->list.empty() ? share->nothing : share->list);
   }
 }
@@ -266,7 +255,7 @@ void append_pass(std::string& out, const Plan& plan, Pass pass) {
   auto to = std::back_inserter(out);
   fmt::format_to(to, "  {}\n", pass == Pass::forward ? "forward" : "backward");
   fmt::format_to(to, "    work    {} pairs in {} tasks, {}\n", ringspan::to_string(program.pairs), program.attend_items.size(),
-                 human_flops(plan.flops(pass)));
+                 flops_text(plan.flops(pass)));
   append_memory(out, plan, pass);
   append_traffic(out, plan, pass);
   if (data.options.host_tensors) {
@@ -274,10 +263,10 @@ void append_pass(std::string& out, const Plan& plan, Pass pass) {
     const Plan::HostTime time = plan.host_nanoseconds(pass);
     const Int128 computing =
         internal::nanoseconds_of(program.pairs * internal::flops_per_pair(data.problem, pass), data.options.cost);
-    fmt::format_to(to, "    copies  {} from the host, {} to it\n", human_bytes(host.to_device), human_bytes(host.to_host));
+    fmt::format_to(to, "    copies  {} from the host, {} to it\n", bytes_text(host.to_device), bytes_text(host.to_host));
     fmt::format_to(to, "            by the model {} at {}/s beside {} of computing at {}/s; {} of it not hidden\n",
-                   human_time(time.copies), human_bytes(data.options.cost.host_bytes_per_second), human_time(computing),
-                   human_flops(static_cast<double>(data.options.cost.flops_per_second)), human_time(time.exposed));
+                   duration_text(time.copies), bytes_text(data.options.cost.host_bytes_per_second), duration_text(computing),
+                   flops_text(data.options.cost.flops_per_second), duration_text(time.exposed));
   }
   if (program.excess_rows > 0) {
     fmt::format_to(to, "    excess  {} rows are received that nobody reads: {}\n", program.excess_rows,
@@ -290,10 +279,12 @@ void append_pass(std::string& out, const Plan& plan, Pass pass) {
 
 std::string Plan::to_string() const {
   std::string out;
-  append_problem(out, *data_);
-  append_strategy(out, *data_);
+  fmt::format_to(std::back_inserter(out), "plan of rank {} of {}\n", data_->rank, data_->problem.ranks);
+  internal::append_problem(out, data_->problem);
+  append_sharding(out, *data_);
+  internal::append_strategy(out, *data_, times(*data_));
   append_sizes(out, *data_);
-  fmt::format_to(std::back_inserter(out), "  arena     {} bytes ({})\n", arena_bytes(), human_bytes(arena_bytes()));
+  fmt::format_to(std::back_inserter(out), "  arena     {} bytes ({})\n", arena_bytes(), bytes_text(arena_bytes()));
   append_pass(out, *this, Pass::forward);
   if (data_->has_backward) append_pass(out, *this, Pass::backward);
   return out;

@@ -36,6 +36,25 @@ class Plan(ProgramTest):
         ).stdout  # fmt: skip
         self.assertEqual(json.loads(of_file), json.loads(typed))
 
+    def test_plan_of_all_ranks(self):
+        arguments = ["plan", "--tokens", 1000, "--ranks", 3, "--pattern", "causal", "--strategy", "ring", "--rank"]
+        table = self.run_program(*arguments, "all")
+        self.assertIn("plans of 3 ranks", table.stdout)
+        self.assertEqual(table.stderr, "")
+        rows = {line.split()[0]: line.split()[1] for line in table.stdout.splitlines() if line.startswith("  ") and len(line.split()) > 5}
+        self.assertEqual([rows[name] for name in ("0", "1", "2", "all")], ["334", "333", "333", "1000"])
+        whole = json.loads(self.run_program(*arguments, "all", "--json").stdout)
+        for rank in whole["ranks"]:
+            one = json.loads(self.run_program(*arguments, rank["rank"], "--json").stdout)
+            self.assertEqual(whole["fingerprint"], one["fingerprint"])
+            self.assertEqual(rank["modelled_nanoseconds"], one["modelled_nanoseconds"])
+            for name in ("forward", "backward"):
+                for field in ("pairs", "flops", "memory_bytes"):
+                    self.assertEqual(rank[name][field], one[name][field])
+                self.assertEqual(rank[name]["sent_bytes"], sum(peer["sent_bytes"] for peer in one[name]["traffic"]))
+        self.assertIn("--rank (-1) must be a rank, from 0 on, or all", self.run_program(*arguments, "-1", code=2).stderr)
+        self.assertIn("--rank", self.run_program(*arguments, "all", "--draw", "text", code=2).stderr)
+
     def test_plan_of_tensors_on_the_host(self):
         arguments = ["plan", "--tokens", 4000, "--device", "cuda", "--host-tensors", "--bucket", 500]
         slow = json.loads(self.run_program(*arguments, "--cost", "1e15,1,1", "--host-bandwidth", "1e6", "--json").stdout)

@@ -2,6 +2,8 @@
 #include <fmt/format.h>
 
 #include <CLI/App.hpp>
+#include <chrono>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -9,11 +11,13 @@
 
 #include "command.h"
 #include "files.h"
+#include "plan/rank_costs.h"
 #include "problem_options.h"
 #include "qkv_file.h"
 #include "ringspan/draw.h"
 #include "ringspan/error.h"
 #include "text.h"
+#include "watch.h"
 
 namespace ringspan::cli {
 namespace {
@@ -24,6 +28,8 @@ constexpr const char* kFooter = R"(examples
   the shapes of a file, a ring under a budget, as rank 3 sees it
     ringspan plan --input qkv.safetensors --ranks 8 --rank 3 --pattern causal --strategy ring \
       --memory 2GiB
+  what every rank computes, keeps and sends
+    ringspan plan --tokens 1000000 --ranks 16 --pattern causal --sharding zigzag --rank all
   who attends to whom
     ringspan plan --tokens 24 --ranks 3 --pattern window:5,0 --draw text)";
 
@@ -31,9 +37,18 @@ struct PlanCommandOptions {
   ProblemOptions problem;
   std::string input, draw;
   std::optional<Layout> layout;
-  int rank = 0;
+  int rank = 0;  // or, below 0, all
   bool json = false, forward_only = false;
 };
+
+int parse_rank(const std::string& text) {
+  if (text == "all") return -1;
+  const std::int64_t rank = parse_integer("--rank", text);
+  if (rank < 0 || rank > std::numeric_limits<int>::max()) {
+    throw InvalidArgument(fmt::format("--rank ({}) must be a rank, from 0 on, or all", text));
+  }
+  return static_cast<int>(rank);
+}
 
 constexpr std::string_view kToFile = "svg:";
 
@@ -79,6 +94,17 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
     draw(options);
     return kOk;
   }
+  if (options.rank < 0) {
+    ProgressLine line(true);
+    const auto begin = std::chrono::steady_clock::now();
+    const internal::RankCosts costs(problem.problem, problem.plan, [&](int planned) {
+      line.show("planning", static_cast<double>(planned) / problem.problem.ranks,
+                std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count());
+    });
+    line.clear();
+    fmt::print("{}\n", options.json ? costs.to_json() : costs.to_string());
+    return kOk;
+  }
   const Plan plan = make_plan(problem.problem, problem.plan, options.rank);
   fmt::print("{}\n", options.json ? plan.to_json() : plan.to_string());
   return kOk;
@@ -89,8 +115,8 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
 Body setup_plan(CLI::App& app) {
   auto options = std::make_shared<PlanCommandOptions>();
   app.footer(kFooter);
-  CLI::Option* rank = add_integer(
-      app, "--rank", 0, [options](std::int64_t n) { options->rank = static_cast<int>(n); }, "whose plan (default 0)");
+  CLI::Option* rank = add_parsed(app, "--rank", "N|all", "whose plan (default 0); all: a table of what every rank takes",
+                                 [options](const std::string& text) { options->rank = parse_rank(text); });
   add_parsed(app, "--device", "cpu|cuda", "what the rank computes on, whose memory is booked (default cpu)",
              [options](const std::string& text) { options->problem.plan.device = parse_device_kind(text); });
   CLI::Option* host_tensors = app.add_flag("--host-tensors", options->problem.plan.host_tensors,

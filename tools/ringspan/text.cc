@@ -99,16 +99,6 @@ std::vector<std::int64_t> parse_integers(std::string_view option, std::string_vi
   }
 }
 
-std::string bytes_text(double bytes) {
-  constexpr std::array<std::string_view, 6> kNames{"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
-  std::size_t unit = 0;
-  while (std::abs(bytes) >= 1023.5 && unit + 1 < kNames.size()) {
-    bytes /= 1024;
-    ++unit;
-  }
-  return unit == 0 ? fmt::format("{:.0f} B", bytes) : fmt::format("{:.4g} {}", bytes, kNames[unit]);
-}
-
 std::string seconds_text(double seconds) {
   if (seconds >= 120) return fmt::format("{} min {:02} s", std::llround(seconds) / 60, std::llround(seconds) % 60);
   if (seconds >= 1) return fmt::format("{:.3g} s", seconds);
