@@ -94,7 +94,7 @@ std::string RankCosts::to_string() const {
   append_strategy(out, first_.data(),
                   fmt::format("{} on the slowest rank ({}), {} on average by the model", duration_text(slowest->nanoseconds),
                               slowest - ranks_.begin(), duration_text(total / static_cast<int>(ranks_.size()))));
-  out += first_.options().backward ? "\nboth passes; of memory the larger\n" : "\n";
+  out += first_.options().backward ? "\n  both passes; of memory the larger\n" : "\n";
   const auto is_shown = [&](const Column& column) {
     return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankCost& rank) { return column.amount(rank) > 0; });
   };
