@@ -14,6 +14,7 @@
 #include "kernels/progress.h"
 #include "kernels/score.h"
 #include "kernels/task_view.h"
+#include "kernels/turnstile.h"
 
 namespace ringspan::kernels {
 namespace {
@@ -89,15 +90,15 @@ class UnitForward {
   }
 
   // Where keys are used by few queries, reading them takes as long as computing: the next ones are fetched meanwhile, and after
-  // the last the beginning of the next task.
-  void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles) {
+  // the last `next_keys` of the next task.
+  void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles, std::int64_t next_keys = kAheadRows) {
     ahead_ = {{}, tiles > 1 ? 0 : kBurst, kKeyStep};
     if (!keys.empty()) {
       ahead_.rows[0] = ahead_keys(task, task.k, keys, params_.shape.head_dim);
       ahead_.rows[1] = ahead_keys(task, task.v, keys, params_.shape.head_dim_v);
     } else if (next_ != nullptr) {
       const IndexRange heads = heads_of_unit(*next_, unit_, params_.shape.group);
-      const IndexRange first{0, std::min(next_->k_count, kAheadRows)};
+      const IndexRange first{0, std::min(next_->k_count, next_keys)};
       if (!heads.empty()) {
         ahead_.rows[0] = ahead_keys(*next_, next_->k, first, params_.shape.head_dim);
         ahead_.rows[1] = ahead_keys(*next_, next_->v, first, params_.shape.head_dim_v);
@@ -176,7 +177,7 @@ class UnitForward {
     load(task, heads.begin, heads.size(), rows.begin);
     for (std::int64_t c = keys.begin; c < keys.end; c += key_tile()) {
       const IndexRange here{c, std::min(c + key_tile(), keys.end)};
-      look_ahead(task, {here.end, std::min(here.end + key_tile(), keys.end)}, 1);
+      look_ahead(task, {here.end, std::min(here.end + key_tile(), keys.end)}, 1, key_tile());
       if (here.begin >= common.begin && here.end <= common.end) {
         tile_.keys = static_cast<int>(here.size());
         std::fill_n(s_.tile_begin, tile_.rows, 0);
@@ -368,6 +369,12 @@ class UnitForward {
   float slope_ = 0.0F;
 };
 
+std::int64_t thread_bytes(const TileOps& ops, const AttendShape& shape) {
+  std::int64_t bytes = 0;
+  const ForwardScratch layout(ops, shape, nullptr, &bytes);
+  return bytes;
+}
+
 }  // namespace
 
 TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&)) {
@@ -379,9 +386,7 @@ TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&)
 }
 
 std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape) {
-  std::int64_t bytes = 0;
-  const ForwardScratch layout(ops, shape, nullptr, &bytes);
-  return bytes * shape.threads;
+  return Turnstile::bytes(shape.threads) + thread_bytes(ops, shape) * shape.threads;
 }
 
 // A task of fewer is not cut either (key_split.h).
@@ -400,12 +405,12 @@ class Threads {
         params_(params),
         context_(context),
         tile_(tile_dims(params.shape, ops.forward_sizes).tile),
-        bytes_(attend_tiled_scratch_bytes(ops, params.shape) / params.shape.threads) {}
+        bytes_(thread_bytes(ops, params.shape)) {}
 
   std::int64_t key_tile() const { return tile_.keys; }
 
   ForwardScratch scratch(std::int64_t thread) const {
-    return {ops_, params_.shape, context_.scratch + thread * bytes_, nullptr};
+    return {ops_, params_.shape, context_.scratch + Turnstile::bytes(params_.shape.threads) + thread * bytes_, nullptr};
   }
 
   // Tasks one after the other, units and ranges of positions dealt to the threads, the long ranges of all units first.
@@ -423,24 +428,25 @@ class Threads {
         context_.progress);
   }
 
-  // The parts of one task, in waves of as many as there are partial states.
+  // The parts of one task, each merged when those before it are.
   void run(const AttendTask& whole, const KeySplit& split) const {
-    const std::int64_t slots = params_.shape.threads;
-    for (std::int64_t first = 0; first < split.count(); first += slots) {
-      const std::int64_t count = std::min(slots, split.count() - first);
-      const auto part = [&](std::int64_t slot) { return split.part(first + slot, scratch(slot).partial); };
-      context_.pool.parallel_for(
-          count,
-          [&](std::int64_t slot, int thread) {
-            const ForwardScratch scratch = this->scratch(thread);
-            Progress progress(context_, thread);
-            const AttendTask task = part(slot);
-            split.clear(task);
-            UnitForward(ops_, params_, scratch, progress, split.unit(first + slot), Positions::all()).run(task, nullptr);
-          },
-          context_.progress);
-      for (std::int64_t slot = 0; slot < count; ++slot) split.merge(first + slot, part(slot));
-    }
+    Turnstile turnstile(context_.scratch, params_.shape.threads);
+    const std::int64_t count = split.count(), threads = context_.pool.size();
+    context_.pool.parallel_for(
+        count,
+        [&](std::int64_t index, int thread) {
+          const ForwardScratch scratch = this->scratch(thread);
+          Progress progress(context_, thread);
+          Turnstile::Item place(turnstile, index, progress);
+          const AttendTask part = split.part(index, scratch.partial);
+          const AttendTask next = split.part(std::min(index + threads, count - 1), scratch.partial);  // of this thread, likely
+          split.clear(part);
+          UnitForward(ops_, params_, scratch, progress, split.unit(index), Positions::all())
+              .run(part, index + threads < count ? &next : nullptr);
+          place.pass(1);
+          split.merge(index, part);
+        },
+        context_.progress);
     if (whole.o.data == nullptr) return;
     for (std::int64_t b = 0; b < whole.batch_count; ++b) {
       for (std::int64_t t = 0; t < whole.head_count; ++t) {

@@ -2,8 +2,8 @@
 // state of its own; the states are then merged into the rows in the order of the parts.
 //
 // What is cut, and where, depends on the task alone: the same bits for any number of threads. Partial states lie in scratch,
-// one per thread, so that scratch does not depend on the number of rows or parts: parts are computed in waves.
-// Thread safety: compute() may be called for different slots at a time. No allocation.
+// one per thread, so that scratch does not depend on the number of rows or parts: a thread merges a part before it begins
+// another. Thread safety: compute() may be called for different slots at a time. No allocation.
 #pragma once
 
 #include <cstddef>
