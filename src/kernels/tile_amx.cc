@@ -17,6 +17,7 @@ alignas(64) constexpr std::uint8_t kConfiguration[64] = {
 struct Dot {
   static constexpr int kRows = 32;
   static constexpr bool kSplits = true;
+  static constexpr bool kNarrow = false;
   static constexpr int kPanels = 2;
 
   struct Session {

@@ -12,6 +12,7 @@ typedef float __attribute__((may_alias, aligned(2))) PairBits;
 struct Dot {
   static constexpr int kRows = 6;
   static constexpr bool kSplits = false;
+  static constexpr bool kNarrow = true;
   static constexpr int kPanels = 4;
   struct Session {
     Session() {}

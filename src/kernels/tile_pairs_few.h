@@ -5,7 +5,7 @@
 // taken side by side; probabilities are turned where they are rounded.
 #pragma once
 
-#include "kernels/tile_pairs_forward.h"
+#include "kernels/tile_pairs_narrow.h"
 
 namespace ringspan::kernels {
 namespace {
@@ -113,6 +113,17 @@ void attend_few_pairs(const ForwardTile& tile, const RowSource& k, const RowSour
   ForwardTile part = tile;
   for (int key = 0; key < tile.keys; key += kFewKeys) {
     part.keys = at_most(kFewKeys, tile.keys - key);
+    if constexpr (Dot::kNarrow) {
+      const RowSource some_k = rows_from(k, key, part.keys), some_v = rows_from(v, key, part.keys);
+      if (tile.task_rows <= 4 && tile.dims.head_dim % 8 == 0) {
+        attend_narrow_pairs<4>(part, some_k, some_v);
+        continue;
+      }
+      if (tile.task_rows <= 8 && tile.dims.head_dim % 4 == 0) {
+        attend_narrow_pairs<2>(part, some_k, some_v);
+        continue;
+      }
+    }
     pack_right_rows<BFloat16>(values, parts.v_panel, 0, rows_from(v, key, part.keys));
     for (int first = 0; first < tile.rows; first += kPairRows) {
       const int rows = at_most(kPairRows, tile.rows - first), columns = up16(rows);
