@@ -2,6 +2,7 @@
 //     (q[e], ..., q[e + kDepths - 1]) of all queries, beside the same depths of a key, repeated
 // whose sums are one score per query, of kDepths keys together a vector again.
 #include "kernels/tile_generic_rows.h"
+#include "kernels/tile_narrow.h"
 
 namespace ringspan::kernels {
 namespace {
@@ -74,33 +75,16 @@ void narrow_scores(const ForwardTile& tile, const FewRows& keys, const float* co
 // Scores s[key][query] become probabilities; shrink: e^(m - m').
 template <int kDepths>
 void softmax_narrow(const ForwardTile& tile, float* s, float* shrink) {
-  constexpr int kQueries = kWidth / kDepths;
-  const int size = up(tile.keys * kQueries);
-  float parts[kWidth];  // one per query, of every kDepths-th key
-  const auto part = [&](int i) { return Isa::load_partial(parts + i * kQueries, kQueries); };
-  Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
-  for (int i = 0; i < size; i += kWidth) top[i / kWidth % 2] = Isa::max(Isa::load(s + i), top[i / kWidth % 2]);
-  Isa::store(parts, Isa::max(top[0], top[1]));
-  Reg tile_m = part(0);
-  for (int i = 1; i < kDepths; ++i) tile_m = Isa::max(tile_m, part(i));
-  const Reg old_m = Isa::load_partial(tile.m, tile.rows);
-  const Reg new_m = tile_m > old_m ? tile_m : old_m;
-  const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
-  const Reg finite = new_m == Isa::set1(-kInf) ? Isa::zero() : new_m;  // no inf - inf
-  for (int i = 0; i < kDepths; ++i) Isa::store_partial(parts + i * kQueries, finite, kQueries);
-  const Reg origin = Isa::load(parts);
+  const int size = up(tile.keys * (kWidth / kDepths));
+  NarrowStates<kDepths> states(tile, s, size);
+  const Reg origin = states.origin();
   Reg sum[2] = {Isa::zero(), Isa::zero()};
   for (int i = 0; i < size; i += kWidth) {
     const Reg p = exp_of(Isa::load(s + i) - origin);
     Isa::store(s + i, p);
     sum[i / kWidth % 2] += p;
   }
-  Isa::store(parts, sum[0] + sum[1]);
-  Reg total = part(0);
-  for (int i = 1; i < kDepths; ++i) total += part(i);
-  Isa::store_partial(shrink, factor, tile.rows);
-  Isa::store_partial(tile.m, new_m, tile.rows);
-  Isa::store_partial(tile.l, Isa::fma(Isa::load_partial(tile.l, tile.rows), factor, total), tile.rows);
+  states.settle(tile, sum[0] + sum[1], shrink);
 }
 
 template <int kDepths, typename Set>

@@ -5,6 +5,7 @@
 // query; values of two keys are laid side by side on their way into the products.
 #pragma once
 
+#include "kernels/tile_narrow.h"
 #include "kernels/tile_pairs_forward.h"
 
 namespace ringspan::kernels {
@@ -101,19 +102,8 @@ void softmax_narrow_pairs(const ForwardTile& tile, const float* s, Word* pairs, 
       {0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15, 16, 20, 17, 21, 18, 22, 19, 23, 24, 28, 25, 29, 26, 30, 27, 31}};
   const __m512i in_pairs = _mm512_load_si512(kInPairs[kDepths == 4 ? 1 : 0]);
   const int size = (tile.keys * kQueries + 2 * kWidth - 1) / (2 * kWidth) * (2 * kWidth);
-  float parts[kWidth];  // one per query, of every kDepths-th key
-  const auto part = [&](int i) { return Isa::load_partial(parts + i * kQueries, kQueries); };
-  Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
-  for (int i = 0; i < size; i += kWidth) top[i / kWidth % 2] = Isa::max(Isa::load(s + i), top[i / kWidth % 2]);
-  Isa::store(parts, Isa::max(top[0], top[1]));
-  Reg tile_m = part(0);
-  for (int i = 1; i < kDepths; ++i) tile_m = Isa::max(tile_m, part(i));
-  const Reg old_m = Isa::load_partial(tile.m, tile.rows);
-  const Reg new_m = tile_m > old_m ? tile_m : old_m;
-  const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
-  const Reg finite = new_m == Isa::set1(-kInf) ? Isa::zero() : new_m;  // no inf - inf
-  for (int i = 0; i < kDepths; ++i) Isa::store_partial(parts + i * kQueries, finite, kQueries);
-  const Reg origin = Isa::load(parts);
+  NarrowStates<kDepths> states(tile, s, size);
+  const Reg origin = states.origin();
   Reg sum[2] = {Isa::zero(), Isa::zero()};
   for (int i = 0; i < size; i += 2 * kWidth) {
     Reg p[2];
@@ -123,12 +113,7 @@ void softmax_narrow_pairs(const ForwardTile& tile, const float* s, Word* pairs, 
     }
     _mm512_storeu_si512(pairs + i, _mm512_permutexvar_epi16(in_pairs, (__m512i)_mm512_cvtne2ps_pbh(p[1], p[0])));
   }
-  Isa::store(parts, sum[0] + sum[1]);
-  Reg total = part(0);
-  for (int i = 1; i < kDepths; ++i) total += part(i);
-  Isa::store_partial(shrink, factor, tile.rows);
-  Isa::store_partial(tile.m, new_m, tile.rows);
-  Isa::store_partial(tile.l, Isa::fma(Isa::load_partial(tile.l, tile.rows), factor, total), tile.rows);
+  states.settle(tile, sum[0] + sum[1], shrink);
 }
 
 // acc = acc shrink + p v of kRows queries and 32 columns, of which the first `width` are there. pairs: of the first query.
