@@ -278,17 +278,15 @@ Program ProgramBuilder::finish() {
   return std::move(program_);
 }
 
+RowItem row_item(const Box& box) { return {box.batch_first, box.batch_count, box.heads, box.positions.count, {}}; }
+
 std::vector<RowItem> rows_between(std::span<const Entry> sources, const Part& source_part, std::span<const Entry> destinations,
                                   const Part& destination_part) {
   std::vector<RowItem> items;
   for_each_near(sources, destinations, [&](const Entry& source, const Entry& destination) {
     const Box common = intersect(source.box, destination.box);
     if (is_empty(common)) return;
-    RowItem item;
-    item.batch_first = common.batch_first;
-    item.batch_count = common.batch_count;
-    item.heads = common.heads;
-    item.rows = common.positions.count;
+    RowItem item = row_item(common);
     item.operands[0] = ref(loc_of(source, source_part), source.box, common.positions);
     item.operands[1] = ref(loc_of(destination, destination_part), destination.box, common.positions);
     items.push_back(item);

@@ -93,6 +93,9 @@ void set_loc(Entry& entry, const Part& part, Loc loc);
 const Loc& loc_of(const Entry& entry, const Part& part);
 
 // Copies (or adds, ...) `parts` of every row that is in both lists, source -> destination; one list of items per part.
+// The rows of a box, without operands.
+RowItem row_item(const Box& box);
+
 std::vector<RowItem> rows_between(std::span<const Entry> sources, const Part& source_part, std::span<const Entry> destinations,
                                   const Part& destination_part);
 

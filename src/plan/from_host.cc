@@ -131,11 +131,7 @@ void FromHost::copy(std::vector<Launch>& where, std::span<const Entry> from, std
     std::vector<RowItem> items;
     for (std::size_t index = 0; index < from.size(); ++index) {
       const Box& box = from[index].box;
-      RowItem item;
-      item.batch_first = box.batch_first;
-      item.batch_count = box.batch_count;
-      item.heads = box.heads;
-      item.rows = box.positions.count;
+      RowItem item = row_item(box);
       item.operands[0] = ref(loc_of(from[index], part), box, box.positions);
       item.operands[1] = ref(loc_of(to[index], part), box, box.positions);
       items.push_back(item);

@@ -248,11 +248,8 @@ std::vector<RowItem> PassBuilder::over(std::span<const Entry> entries, std::span
   std::vector<RowItem> items;
   for (const Entry& entry : entries) {
     for (const Box& box : parts_of(entry.box, which)) {
-      RowItem item;
-      item.batch_first = box.batch_first;
-      item.batch_count = box.batch_count;
+      RowItem item = row_item(box);
       item.heads = clip(box.heads, heads.begin, heads.end);
-      item.rows = box.positions.count;
       if (item.heads.empty()) continue;
       for (std::size_t i = 0; i < parts.size(); ++i) {
         if (parts[i].width > 0) item.operands[i] = ref(loc_of(entry, parts[i]), entry.box, box.positions);

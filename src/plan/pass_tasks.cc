@@ -141,11 +141,7 @@ void PassBuilder::take_in(std::vector<Launch>& where, std::span<const Entry> rec
     for_each_near(received, destinations, [&](const Entry& source, const Entry& destination) {
       const Box common = intersect(source.box, destination.box);
       if (is_empty(common)) return;
-      RowItem item;
-      item.batch_first = common.batch_first;
-      item.batch_count = common.batch_count;
-      item.heads = common.heads;
-      item.rows = common.positions.count;
+      RowItem item = row_item(common);
       const auto state = static_cast<std::size_t>(s);
       item.operands[0] = ref(source.acc.at(state), source.box, common.positions);  // partial o
       item.operands[1] = ref(source.l.at(state), source.box, common.positions);    // partial lse
@@ -168,11 +164,7 @@ void PassBuilder::finalize_into(std::vector<Launch>& where, std::span<const Entr
       const Entry& from = states[i];
       const Entry& to = results[i];
       const auto state = static_cast<std::size_t>(s);
-      RowItem item;
-      item.batch_first = from.box.batch_first;
-      item.batch_count = from.box.batch_count;
-      item.heads = from.box.heads;
-      item.rows = from.box.positions.count;
+      RowItem item = row_item(from.box);
       const auto at = [&](const Entry& entry, const Loc& loc) { return ref(loc, entry.box, entry.box.positions); };
       item.operands[0] = at(from, from.m.at(state));
       item.operands[1] = at(from, from.l.at(state));
