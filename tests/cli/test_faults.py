@@ -14,6 +14,7 @@ from program import ARGUMENTS, COMMUNICATION, INPUT_OUTPUT, INTERRUPTED, PROGRAM
 
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
     signal.signal(number, signal.SIG_DFL)  # what a shell starts in the background ignores SIGINT, and so would the program
+SLOW_TO_VERIFY = ("--pattern", "window:1023,0")  # takes float64 many seconds, and the ranks less than one
 
 
 class Faults(ProgramTest):
@@ -81,19 +82,23 @@ class Faults(ProgramTest):
         os.killpg(process.pid, signal.SIGINT)
         self.assert_nothing_left(process, INTERRUPTED, "ringspan: error: interrupted")
 
+    def verifying(self, *options):
+        """A run that has computed and verifies, and the terminal that it writes to."""
+        terminal, stderr = os.openpty()
+        process = subprocess.Popen(
+            [PROGRAM, "run", "--input", self.source, "--output", self.output, "--verify", *SLOW_TO_VERIFY, *options],
+            stdout=subprocess.PIPE, stderr=stderr,
+        )  # fmt: skip
+        os.close(stderr)
+        self.addCleanup(process.kill)
+        shown = b""
+        while b"verifying" not in shown:
+            shown += os.read(terminal, 1000)
+        return process, terminal
+
     def test_interrupt_of_the_verification(self):
-        pattern = ("--pattern", "window:1023,0")  # takes float64 many seconds, and the ranks less than one
         for number in (signal.SIGINT, signal.SIGTERM):
-            terminal, stderr = os.openpty()
-            process = subprocess.Popen(
-                [PROGRAM, "run", "--input", self.source, "--output", self.output, "--ranks", "2", "--verify", *pattern],
-                stdout=subprocess.PIPE, stderr=stderr,
-            )  # fmt: skip
-            os.close(stderr)
-            self.addCleanup(process.kill)
-            shown = b""
-            while b"verifying" not in shown:
-                shown += os.read(terminal, 1000)
+            process, terminal = self.verifying("--ranks", "2")
             self.assertEqual(len(os.listdir(self.results)), 1)
             process.send_signal(number)
             self.assertEqual(process.communicate(timeout=4)[0], b"")
@@ -101,7 +106,7 @@ class Faults(ProgramTest):
             self.assertIn(b"ringspan: error: interrupted", os.read(terminal, 1000))
             os.close(terminal)
             self.assertEqual(os.listdir(self.results), [])
-        bench = subprocess.Popen([PROGRAM, "bench", "--tokens", "8192", "--forward-only", *pattern], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        bench = subprocess.Popen([PROGRAM, "bench", "--tokens", "8192", "--forward-only", *SLOW_TO_VERIFY], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self.addCleanup(bench.kill)
         time.sleep(2)
         bench.send_signal(signal.SIGINT)
@@ -152,18 +157,10 @@ class Faults(ProgramTest):
             self.assert_nothing_left(process, INPUT_OUTPUT, f"ringspan: error: {self.source}: cannot be read any more: it became shorter")
 
     def test_an_input_that_becomes_shorter_while_it_is_verified(self):
-        terminal, stderr = os.openpty()
-        process = subprocess.Popen(
-            [PROGRAM, "run", "--input", self.source, "--output", self.output, "--verify", "--pattern", "window:1023,0"],
-            stdout=subprocess.DEVNULL, stderr=stderr,
-        )  # fmt: skip
-        os.close(stderr)
-        self.addCleanup(process.kill)
-        shown = b""
-        while b"verifying" not in shown:
-            shown += os.read(terminal, 1000)
+        process, terminal = self.verifying()
         os.truncate(self.source, 5000)
-        self.assertEqual(process.wait(timeout=300), INPUT_OUTPUT)
+        process.communicate(timeout=300)
+        self.assertEqual(process.returncode, INPUT_OUTPUT)
         self.assertIn(b"cannot be read any more", os.read(terminal, 1000))
         os.close(terminal)
         self.assertEqual(os.listdir(self.results), [])
