@@ -99,7 +99,7 @@ std::string RankCosts::to_string() const {
     return std::any_of(ranks_.begin(), ranks_.end(), [&](const RankCost& rank) { return column.amount(rank) > 0; });
   };
   const auto line = [&](const std::string& name, auto&& text) {
-    fmt::format_to(to, "  {:<10}", name);
+    fmt::format_to(to, "  {:10}", name);
     for (const Column& column : kColumns) {
       if (is_shown(column)) fmt::format_to(to, "{:>14}", text(column));
     }
