@@ -13,6 +13,7 @@
 namespace ringspan::kernels {
 namespace {
 
+constexpr int kQueryStep = 6;   // lines fetched beside a block of products of pairs
 constexpr int kHeadShift = 40;  // rows of a head, in the order in which an item walks over rows
 // Units per thread from which on units alone keep the threads busy.
 constexpr std::int64_t kEnoughUnits = 4;
@@ -131,7 +132,9 @@ class UnitBackward {
     const std::int64_t size = size_of(params_.shape.dtype), d = params_.shape.head_dim, dv = params_.shape.head_dim_v;
     constexpr std::int64_t element = sizeof(float);
     ahead_ = {{ahead_rows(row_of<float>(task.dq, batch(task), t, rows.begin), task.dq.row_stride * element, d * element,
-                          rows.size())}};
+                          rows.size())},
+              0,
+              kQueryStep};
     if (!next.empty()) {
       const auto of = [&](const auto& view, std::int64_t width) {
         const RowSource next_rows = source(view, task, t, next.begin, nullptr, 0, 0);
@@ -146,8 +149,11 @@ class UnitBackward {
   void run_tile(const AttendTask& task, std::int64_t t, std::int64_t row, IndexRange keys) {
     const std::int64_t head = task.head_first + t * task.head_step;
     slope_ = alibi_slope(params_, unit_.batch, head);
-    const RowSource q = source(task.q, task, t, row, s_.index, tile_.rows, params_.shape.head_dim);
-    const RowSource d_out = source(task.d_out, task, t, row, s_.index, tile_.rows, params_.shape.head_dim_v);
+    const bool are_neighbours = s_.index[tile_.rows - 1] - s_.index[0] == tile_.rows - 1;
+    const std::int64_t first = are_neighbours ? row + s_.index[0] : row;
+    const std::int32_t* const index = are_neighbours ? nullptr : s_.index;
+    const RowSource q = source(task.q, task, t, first, index, tile_.rows, params_.shape.head_dim);
+    const RowSource d_out = source(task.d_out, task, t, first, index, tile_.rows, params_.shape.head_dim_v);
     ops_.begin_queries(tile_, q, d_out);
     if (params_.shape.dropout) set_factors(task, head, row, keys);
     ops_.attend_backward(tile_);

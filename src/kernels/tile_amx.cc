@@ -17,6 +17,7 @@ alignas(64) constexpr std::uint8_t kConfiguration[64] = {
 struct Dot {
   static constexpr int kRows = 32;
   static constexpr bool kSplits = true;
+  static constexpr bool kFetchesQueries = false;
   static constexpr bool kNarrow = false;
   static constexpr int kPanels = 2;
 
@@ -71,13 +72,22 @@ struct Dot {
   template <typename Products>
   static void block(int rows, int panels, const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
                     bool add) {
-    __asm__ volatile("" ::: "memory");  // nor that a load of a tile reads memory: what it reads must have been written
     if (rows > 16) {
       if (panels == 2) return tiles<Products, true, true>(left, right, depth, c, c_stride, add);
       return tiles<Products, true, false>(left, right, depth, c, c_stride, add);
     }
     if (panels == 2) return tiles<Products, false, true>(left, right, depth, c, c_stride, add);
     return tiles<Products, false, false>(left, right, depth, c, c_stride, add);
+  }
+
+  template <typename Products>
+  static void column(int rows, int panels, Left left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add,
+                     Ahead* ahead) {
+    __asm__ volatile("" ::: "memory");  // nor that a load of a tile reads memory: what it reads must have been written
+    for (; rows > 0; rows -= kRows, left.data += kRows * left.stride, c += kRows * c_stride) {
+      block<Products>(rows, panels, left, right, depth, c, c_stride, add);
+      if (ahead != nullptr) fetch_lines(ahead, ahead->step);
+    }
   }
 };
 

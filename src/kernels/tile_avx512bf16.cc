@@ -10,8 +10,8 @@ namespace {
 typedef float __attribute__((may_alias, aligned(2))) PairBits;
 
 struct Dot {
-  static constexpr int kRows = 6;
   static constexpr bool kSplits = false;
+  static constexpr bool kFetchesQueries = true;
   static constexpr bool kNarrow = true;
   static constexpr int kPanels = 4;
   struct Session {
@@ -20,7 +20,8 @@ struct Dot {
   };
 
   template <typename Products, int kRowCount, int kPanelCount>
-  static void vectors(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add) {
+  RINGSPAN_INLINE static void vectors(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
+                                      bool add) {
     Reg sum[kRowCount][kPanelCount];
     RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
       RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) sum[r][v] =
@@ -44,31 +45,33 @@ struct Dot {
     }
   }
 
-  template <typename Products, int kRowCount>
-  static void rows_of(int panels, const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add) {
-    if (panels == 4) return vectors<Products, kRowCount, 4>(left, right, depth, c, c_stride, add);
-    if (panels == 3) return vectors<Products, kRowCount, 3>(left, right, depth, c, c_stride, add);
-    if (panels == 2) return vectors<Products, kRowCount, 2>(left, right, depth, c, c_stride, add);
-    return vectors<Products, kRowCount, 1>(left, right, depth, c, c_stride, add);
+  // Blocks as even as can be (32 rows are two of 6 and four of 5), those of one size in one loop: what lies between two blocks
+  // is time in which nothing is multiplied.
+  template <typename Products, int kPanelCount>
+  static void rows_of(int rows, Left left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add,
+                      Ahead* ahead) {
+    const auto block = [&]<int kCount>() __attribute__((always_inline)) {
+      vectors<Products, kCount, kPanelCount>(left, right, depth, c, c_stride, add);
+      left.data += kCount * left.stride;
+      c += kCount * c_stride;
+      rows -= kCount;
+      if (ahead != nullptr) fetch_lines(ahead, ahead->step);
+    };
+    for (int sixes = rows - 5 * ((rows + 5) / 6); sixes > 0; --sixes) block.template operator()<6>();
+    while (rows >= 5) block.template operator()<5>();
+    if (rows == 4) block.template operator()<4>();
+    if (rows == 3) block.template operator()<3>();
+    if (rows == 2) block.template operator()<2>();
+    if (rows == 1) block.template operator()<1>();
   }
 
   template <typename Products>
-  static void block(int rows, int panels, const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
-                    bool add) {
-    switch (rows) {
-      case 6:
-        return rows_of<Products, 6>(panels, left, right, depth, c, c_stride, add);
-      case 5:
-        return rows_of<Products, 5>(panels, left, right, depth, c, c_stride, add);
-      case 4:
-        return rows_of<Products, 4>(panels, left, right, depth, c, c_stride, add);
-      case 3:
-        return rows_of<Products, 3>(panels, left, right, depth, c, c_stride, add);
-      case 2:
-        return rows_of<Products, 2>(panels, left, right, depth, c, c_stride, add);
-      default:
-        return rows_of<Products, 1>(panels, left, right, depth, c, c_stride, add);
-    }
+  static void column(int rows, int panels, const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
+                     bool add, Ahead* ahead) {
+    if (panels == 4) return rows_of<Products, 4>(rows, left, right, depth, c, c_stride, add, ahead);
+    if (panels == 3) return rows_of<Products, 3>(rows, left, right, depth, c, c_stride, add, ahead);
+    if (panels == 2) return rows_of<Products, 2>(rows, left, right, depth, c, c_stride, add, ahead);
+    return rows_of<Products, 1>(rows, left, right, depth, c, c_stride, add, ahead);
   }
 };
 

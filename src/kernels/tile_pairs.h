@@ -12,10 +12,11 @@
 // 16 columns x 32 depths of a right operand are 1 KiB in one piece, 16 x 32 of a left one 16 lines: tiles of AMX, and rows of
 // words to broadcast against vectors for AVX512-BF16.
 //
-// Dot: kSplits (whether it is fast enough for several planes), kRows, kPanels (of the largest block), Session (what must be
-// alive while blocks are computed), and
-//   block<Products>(rows, panels, left, right, depth, c, c_stride, add): c[rows][16 panels] (+)= sum over depth. It may read
-//   and write rows up to the next multiple of 16.
+// Dot: kSplits (whether it is fast enough for several planes), kFetchesQueries (whether backward gains where queries and their
+// gradients are fetched ahead), kPanels (of the largest block), kNarrow (whether few queries take tile_pairs_narrow.h), Session
+// (what must be alive while products are computed), and
+//   column<Products>(rows, panels, left, right, depth, c, c_stride, add, ahead): c[rows][16 panels] (+)= sum over depth, in
+//   blocks of rows, lines of `ahead` fetched after each. It may read and write rows up to the next multiple of 16.
 // Each element of c is a chain over chunks of 32 depths (AMX) or of 2, in order; chunks of zeros add nothing.
 // Denormal results count as zero.
 #pragma once

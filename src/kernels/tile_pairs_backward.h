@@ -222,6 +222,16 @@ void gradient_rows(const BackwardTile& tile, const GradientParts<Type>& parts, i
   }
 }
 
+inline Ahead* ahead_of(const BackwardTile& tile) { return Dot::kFetchesQueries ? tile.ahead : nullptr; }
+
+// The rows of dq that a block of queries adds to, before the others of the tile; few at a time, as more may be dropped.
+inline void fetch_query_gradients(const BackwardTile& tile, int row) {
+  if (!Dot::kFetchesQueries) return;
+  for (const int end = at_most(row + 2, tile.rows); row < end; ++row) {
+    for (int e = 0; e < tile.dims.head_dim; e += kWidth) __builtin_prefetch(tile.dq[row] + e, 1, 2);
+  }
+}
+
 // p and ds of a block of queries for keys [range.begin, range.end), multiples of 32.
 template <typename Type>
 void block_gradients(const BackwardTile& tile, const GradientParts<Type>& parts, int first, Range range) {
@@ -232,16 +242,18 @@ void block_gradients(const BackwardTile& tile, const GradientParts<Type>& parts,
   const Right k{parts.k, parts.k_panel, parts.k_plane}, v{parts.v, parts.v_panel, parts.v_plane};
   const bool repair = kPlanes > 1 && !(tile.queries_finite && tile.keys_finite);
   const bool plain = tile.softcap <= 0.0F && tile.slope == nullptr && tile.factors == nullptr;
+  Ahead* const ahead = ahead_of(tile);
   for (int c = range.begin; c < range.end; c += kSubTile) {
     const int columns = at_most(kSubTile, range.end - c);
-    multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.d, q, k.at(c, 0), parts.scores, kSubStride, false);
-    multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.dv, d_out, v.at(c, 0), parts.dp, kSubStride, false);
+    multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.d, q, k.at(c, 0), parts.scores, kSubStride, false, ahead);
+    multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.dv, d_out, v.at(c, 0), parts.dp, kSubStride, false, ahead);
     if (repair) {
       repair_products<kPlanes>(rows, columns, parts.d, q, k.at(c, 0), parts.scores, kSubStride);
       repair_products<kPlanes>(rows, columns, parts.dv, d_out, v.at(c, 0), parts.dp, kSubStride);
     }
     for (int r = 0; r < kPairRows; r += 2) {
       const float *s = parts.scores + r * kSubStride, *dp = parts.dp + r * kSubStride;
+      if (c == range.begin) fetch_query_gradients(tile, first + r);
       if (plain) {
         gradient_rows<Type, true>(tile, parts, first + r, s, dp, c, c + columns);
       } else {
@@ -312,8 +324,10 @@ void add_key_gradients(const BackwardTile& tile, const GradientParts<Type>& part
       const Left q{parts.q_columns + first, parts.column_stride, parts.q_columns_plane};
       const int dv_rows = up16(tile.dims.head_dim_v), dk_rows = up16(tile.dims.head_dim);
       if (tile.queries_finite) {
-        multiply_pairs<Products>(dv_rows, end - c, depth, d_out, p.at(c, first), parts.dv_sum + c, parts.gradient_stride, true);
-        multiply_pairs<Products>(dk_rows, end - c, depth, q, ds.at(c, first), parts.dk + c, parts.gradient_stride, true);
+        multiply_pairs<Products>(dv_rows, end - c, depth, d_out, p.at(c, first), parts.dv_sum + c, parts.gradient_stride, true,
+                                 ahead_of(tile));
+        multiply_pairs<Products>(dk_rows, end - c, depth, q, ds.at(c, first), parts.dk + c, parts.gradient_stride, true,
+                                 ahead_of(tile));
       } else {
         multiply_visible_keys(tile, parts, dv_rows, end - c, depth, d_out, p.at(c, first), parts.dv_sum + c, first, c);
         multiply_visible_keys(tile, parts, dk_rows, end - c, depth, q, ds.at(c, first), parts.dk + c, first, c);

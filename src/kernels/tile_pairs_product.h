@@ -13,13 +13,7 @@ void multiply_pairs(int rows, int columns, int depth, const Left& left, const Ri
   constexpr int kColumns = Dot::kPanels * kPanelColumns;
   for (int column = 0; column < columns; column += kColumns) {
     const int panels = at_most(columns - column, kColumns) / kPanelColumns;
-    const Right here = right.at(column, 0);
-    for (int row = 0; row < rows; row += Dot::kRows) {
-      Dot::block<Products>(at_most(rows - row, Dot::kRows), panels,
-                           Left{left.data + row * left.stride, left.stride, left.plane}, here, depth,
-                           c + row * c_stride + column, c_stride, add);
-      if (ahead != nullptr) fetch_lines(ahead, ahead->step);
-    }
+    Dot::column<Products>(rows, panels, left, right.at(column, 0), depth, c + column, c_stride, add, ahead);
   }
 }
 
