@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <optional>
 
 #include "base/check.h"
 #include "kernels/dropout.h"
@@ -43,9 +44,9 @@ class UnitForward {
     tile_.factors = s_.factors;
   }
 
-  // next: the task after this one, or nullptr.
-  void run(const AttendTask& task, const AttendTask* next) {
-    next_ = next;
+  // next: what this thread computes after this task, for next_unit, or nullptr.
+  void run(const AttendTask& task, const AttendTask* next, Unit next_unit) {
+    next_ = next, next_unit_ = next_unit;
     const IndexRange heads = heads_of_unit(task, unit_, params_.shape.group);
     if (heads.empty()) return;
     const IndexRange rows = indices_between(task.q_first, task.q_step, task.q_count, positions_.first, positions_.last);
@@ -77,16 +78,16 @@ class UnitForward {
   std::int64_t query_tile() const { return s_.dims.tile.queries; }
   std::int64_t key_tile() const { return s_.dims.tile.keys; }
 
-  const std::byte* key_row(const AttendTask& task, const KeyRows& rows, std::int64_t c) const {
+  const std::byte* key_row(const Unit& unit, const AttendTask& task, const KeyRows& rows, std::int64_t c) const {
     return static_cast<const std::byte*>(rows.data) +
-           size_of(params_.shape.dtype) *
-               (batch(task) * rows.batch_stride + kv_index(task, unit_.kv_head) * rows.head_stride + c * rows.row_stride);
+           size_of(params_.shape.dtype) * ((unit.batch - task.batch_first) * rows.batch_stride +
+                                           kv_index(task, unit.kv_head) * rows.head_stride + c * rows.row_stride);
   }
 
-  const std::byte* query_row(const AttendTask& task, std::int64_t t, std::int64_t row) const {
+  const std::byte* query_row(const Unit& unit, const AttendTask& task, std::int64_t t, std::int64_t row) const {
     return static_cast<const std::byte*>(task.q.data) +
            size_of(params_.shape.dtype) *
-               (batch(task) * task.q.batch_stride + t * task.q.head_stride + row * task.q.row_stride);
+               ((unit.batch - task.batch_first) * task.q.batch_stride + t * task.q.head_stride + row * task.q.row_stride);
   }
 
   // Where keys are used by few queries, reading them takes as long as computing: the next ones are fetched meanwhile, and after
@@ -94,16 +95,16 @@ class UnitForward {
   void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles, std::int64_t next_keys = kAheadRows) {
     ahead_ = {{}, tiles > 1 ? 0 : kBurst, kKeyStep};
     if (!keys.empty()) {
-      ahead_.rows[0] = ahead_keys(task, task.k, keys, params_.shape.head_dim);
-      ahead_.rows[1] = ahead_keys(task, task.v, keys, params_.shape.head_dim_v);
+      ahead_.rows[0] = ahead_keys(unit_, task, task.k, keys, params_.shape.head_dim);
+      ahead_.rows[1] = ahead_keys(unit_, task, task.v, keys, params_.shape.head_dim_v);
     } else if (next_ != nullptr) {
-      const IndexRange heads = heads_of_unit(*next_, unit_, params_.shape.group);
+      const IndexRange heads = heads_of_unit(*next_, next_unit_, params_.shape.group);
       const IndexRange first{0, std::min(next_->k_count, next_keys)};
       if (!heads.empty()) {
-        ahead_.rows[0] = ahead_keys(*next_, next_->k, first, params_.shape.head_dim);
-        ahead_.rows[1] = ahead_keys(*next_, next_->v, first, params_.shape.head_dim_v);
-        ahead_.rows[2] = ahead_queries(*next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
-        ahead_.rows[3] = ahead_states(*next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
+        ahead_.rows[0] = ahead_keys(next_unit_, *next_, next_->k, first, params_.shape.head_dim);
+        ahead_.rows[1] = ahead_keys(next_unit_, *next_, next_->v, first, params_.shape.head_dim_v);
+        ahead_.rows[2] = ahead_queries(next_unit_, *next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
+        ahead_.rows[3] = ahead_states(next_unit_, *next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
       }
     }
     tile_.ahead = &ahead_;
@@ -111,35 +112,37 @@ class UnitForward {
 
   // Where keys are used by many: what a query tile will write, and the queries of the next one. Matters under narrow windows.
   void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange next) {
-    ahead_ = {{ahead_states(task, t, rows)}, 0, kQueryStep};
-    if (!next.empty()) ahead_.rows[1] = ahead_queries(task, t, next);
+    ahead_ = {{ahead_states(unit_, task, t, rows)}, 0, kQueryStep};
+    if (!next.empty()) ahead_.rows[1] = ahead_queries(unit_, task, t, next);
     tile_.ahead = &ahead_;
   }
 
-  AheadRows ahead_keys(const AttendTask& task, const KeyRows& rows, IndexRange keys, std::int64_t width) const {
+  AheadRows ahead_keys(const Unit& unit, const AttendTask& task, const KeyRows& rows, IndexRange keys,
+                       std::int64_t width) const {
     const std::int64_t element = size_of(params_.shape.dtype);
-    return ahead_rows(key_row(task, rows, keys.begin), rows.row_stride * element, width * element, keys.size());
+    return ahead_rows(key_row(unit, task, rows, keys.begin), rows.row_stride * element, width * element, keys.size());
   }
-  AheadRows ahead_queries(const AttendTask& task, std::int64_t t, IndexRange rows) const {
+  AheadRows ahead_queries(const Unit& unit, const AttendTask& task, std::int64_t t, IndexRange rows) const {
     const std::int64_t element = size_of(params_.shape.dtype);
-    return ahead_rows(query_row(task, t, rows.begin), task.q.row_stride * element, params_.shape.head_dim * element,
+    return ahead_rows(query_row(unit, task, t, rows.begin), task.q.row_stride * element, params_.shape.head_dim * element,
                       rows.size());
   }
   // What is written of the rows: their results, or their states.
-  AheadRows ahead_states(const AttendTask& task, std::int64_t t, IndexRange rows) const {
+  AheadRows ahead_states(const Unit& unit, const AttendTask& task, std::int64_t t, IndexRange rows) const {
+    const std::int64_t b = unit.batch - task.batch_first;
     if (task.o.data != nullptr) {
       const std::int64_t size = size_of(params_.shape.dtype);
-      const std::int64_t first = batch(task) * task.o.batch_stride + t * task.o.head_stride + rows.begin * task.o.row_stride;
+      const std::int64_t first = b * task.o.batch_stride + t * task.o.head_stride + rows.begin * task.o.row_stride;
       return ahead_rows(static_cast<const std::byte*>(task.o.data) + first * size, task.o.row_stride * size,
                         params_.shape.head_dim_v * size, rows.size());
     }
     constexpr std::int64_t element = sizeof(float);
-    return ahead_rows(row_of<float>(task.acc, batch(task), t, rows.begin), task.acc.row_stride * element,
+    return ahead_rows(row_of<float>(task.acc, b, t, rows.begin), task.acc.row_stride * element,
                       params_.shape.head_dim_v * element, rows.size());
   }
 
   void pack(const AttendTask& task, IndexRange run) {
-    const Packed wanted{key_row(task, task.k, run.begin), key_row(task, task.v, run.begin), task.k.row_stride,
+    const Packed wanted{key_row(unit_, task, task.k, run.begin), key_row(unit_, task, task.v, run.begin), task.k.row_stride,
                         task.v.row_stride, run.size()};
     if (wanted == packed_) return;
     packed_ = wanted;
@@ -197,7 +200,8 @@ class UnitForward {
   }
 
   RowSource key_source(const AttendTask& task, const KeyRows& rows, IndexRange keys, int width) const {
-    return {key_row(task, rows, keys.begin), rows.row_stride, nullptr, static_cast<int>(keys.size()), width, tile_.ahead};
+    return {key_row(unit_, task, rows, keys.begin), rows.row_stride, nullptr,
+            static_cast<int>(keys.size()),          width,           tile_.ahead};
   }
 
   void run_heads(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
@@ -285,9 +289,9 @@ class UnitForward {
 
   void load(const AttendTask& task, std::int64_t t, std::int64_t heads, std::int64_t row) {
     const std::int64_t b = batch(task);
-    RowSource source{query_row(task, t, row), task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim};
+    RowSource source{query_row(unit_, task, t, row), task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim};
     if (heads == 1 && s_.index[tile_.rows - 1] - s_.index[0] == tile_.rows - 1) {  // neighbours
-      source.data = query_row(task, t, row + s_.index[0]), source.index = nullptr;
+      source.data = query_row(unit_, task, t, row + s_.index[0]), source.index = nullptr;
     } else if (heads > 1) {  // rows are at multiples of nothing but an element
       for (int r = 0; r < tile_.rows; ++r)
         s_.offset[r] = static_cast<std::int32_t>(s_.head[r] * task.q.head_stride + s_.index[r] * task.q.row_stride);
@@ -364,6 +368,7 @@ class UnitForward {
   ForwardTile tile_{};
   Packed packed_;
   const AttendTask* next_ = nullptr;
+  Unit next_unit_;
   Ahead ahead_{};
   bool k_finite_[kMaxRunTiles] = {}, v_finite_[kMaxRunTiles] = {};
   float slope_ = 0.0F;
@@ -422,29 +427,38 @@ class Threads {
         [&](std::int64_t item, int thread) {
           const ForwardScratch scratch = this->scratch(thread);
           Progress progress(context_, thread);
-          UnitForward forward(ops_, params_, scratch, progress, units.at(item % units.count()), split.at(item / units.count()));
-          for (std::size_t i = 0; i < tasks.size(); ++i) forward.run(tasks[i], i + 1 < tasks.size() ? &tasks[i + 1] : nullptr);
+          const Unit unit = units.at(item % units.count());
+          UnitForward forward(ops_, params_, scratch, progress, unit, split.at(item / units.count()));
+          for (std::size_t i = 0; i < tasks.size(); ++i)
+            forward.run(tasks[i], i + 1 < tasks.size() ? &tasks[i + 1] : nullptr, unit);
         },
         context_.progress);
   }
 
-  // The parts of one task, each merged when those before it are.
+  // The items of one task, each merged when those before it are.
   void run(const AttendTask& whole, const KeySplit& split) const {
     Turnstile turnstile(context_.scratch, params_.shape.threads);
-    const std::int64_t count = split.count(), threads = context_.pool.size();
+    const std::int64_t count = split.items(), threads = context_.pool.size();
     context_.pool.parallel_for(
         count,
         [&](std::int64_t index, int thread) {
           const ForwardScratch scratch = this->scratch(thread);
           Progress progress(context_, thread);
-          Turnstile::Item place(turnstile, index, progress);
-          const AttendTask part = split.part(index, scratch.partial);
-          const AttendTask next = split.part(std::min(index + threads, count - 1), scratch.partial);  // of this thread, likely
-          split.clear(part);
-          UnitForward(ops_, params_, scratch, progress, split.unit(index), Positions::all())
-              .run(part, index + threads < count ? &next : nullptr);
-          place.pass(1);
-          split.merge(index, part);
+          std::optional<Turnstile::Item> place;
+          if (split.parts() > 1) place.emplace(turnstile, index, progress);
+          const KeySplit::Item item = split.item(index);
+          const KeySplit::Item later = split.item(std::min(index + threads, count - 1));  // of this thread, likely
+          split.clear(item, scratch.partial);
+          KeySplit::Step step = split.step(item, 0, scratch.partial);
+          for (std::int64_t i = 0; i < item.steps; ++i) {
+            const bool is_last = i + 1 == item.steps;
+            const KeySplit::Step next = split.step(is_last ? later : item, is_last ? 0 : i + 1, scratch.partial);
+            UnitForward(ops_, params_, scratch, progress, step.unit, Positions::all())
+                .run(step.task, is_last && index + threads >= count ? nullptr : &next.task, next.unit);
+            step = next;
+          }
+          if (place) place->pass(1);
+          split.merge(item, scratch.partial);
         },
         context_.progress);
     if (whole.o.data == nullptr) return;
@@ -471,8 +485,8 @@ void attend_tiled(const TileOps& ops, const AttendParams& params, std::span<cons
   std::size_t done = 0;
   for (std::size_t i = 0; i < tasks.size(); ++i) {
     RINGSPAN_CHECK(tasks[i].m.data != nullptr || tasks[i].k_count <= attend_tiled_keys_without_state(ops, params.shape));
-    const KeySplit split(tasks[i], params.shape, threads.key_tile());
-    if (split.parts() == 1) continue;
+    const KeySplit split(tasks[i], params.shape, threads.key_tile(), context.pool.size());
+    if (!split.cuts()) continue;
     threads.run(tasks.subspan(done, i - done));
     threads.run(tasks[i], split);
     done = i + 1;

@@ -5,6 +5,9 @@
 
 #include <cmath>
 #include <limits>
+#include <map>
+#include <set>
+#include <utility>
 
 #include "kernels/attend_harness.h"
 
@@ -57,18 +60,22 @@ TEST_P(FewQueriesTest, AmongOtherTasks) {
   expect_forward(world, {world.whole()}, s.describe());
 }
 
+// Units that are computed together, tile by tile of all of them, and units that are too many to be cut: as with a thread each.
 TEST_P(FewQueriesTest, SameBitsForAnyNumberOfThreads) {
-  Spec s = spec(3, 2, 4500);
-  s.kv_heads = 2;
-  World one(s);
-  const std::vector<Part> parts{one.whole(-kUnbounded, 4490)};
-  run_kernel(kernel(), one, parts, 1);
-  for (const int threads : {2, 3}) {
-    World many(s);
-    run_kernel(kernel(), many, parts, threads);
-    EXPECT_EQ(many.m.bytes(), one.m.bytes()) << threads;
-    EXPECT_EQ(many.l.bytes(), one.l.bytes()) << threads;
-    EXPECT_EQ(many.acc.bytes(), one.acc.bytes()) << threads;
+  for (const auto& [n_q, group, batch, kv_heads] : {std::tuple{3, 2, 1, 2}, {1, 3, 2, 7}, {2, 1, 4, 9}}) {
+    Spec s = spec(n_q, group, 4500);
+    s.batch = batch, s.kv_heads = kv_heads;
+    World one(s);
+    const std::vector<Part> parts{one.whole(-kUnbounded, 4490)};
+    run_kernel(kernel(), one, parts, 1);
+    expect_forward(one, parts, s.describe());
+    for (const int threads : {2, 3}) {
+      World many(s);
+      run_kernel(kernel(), many, parts, threads);
+      EXPECT_EQ(many.m.bytes(), one.m.bytes()) << s.describe() << threads;
+      EXPECT_EQ(many.l.bytes(), one.l.bytes()) << s.describe() << threads;
+      EXPECT_EQ(many.acc.bytes(), one.acc.bytes()) << s.describe() << threads;
+    }
   }
 }
 
@@ -107,42 +114,51 @@ TEST_P(FewQueriesTest, VisibleNanShowsInItsRowsOnly) {
 
 INSTANTIATE_TEST_SUITE_P(Kernels, FewQueriesTest, ::testing::ValuesIn(runnable(RINGSPAN_TEST_ATTEND_KERNELS)), kernel_name);
 
-// Parts cover the keys once, in order, and do not depend on the number of threads.
-TEST(KeySplit, PartsCoverTheVisibleKeys) {
+// Of each unit, the steps of all items cover the keys once and in order; parts do not depend on the number of threads.
+TEST(KeySplit, StepsCoverTheVisibleKeysOfEachUnit) {
   Spec s;
-  s.n_q = 2, s.n_k = 100'000, s.kv_heads = 3, s.head_dim = s.head_dim_v = 1, s.gap = 0;
+  s.n_q = 2, s.n_k = 100'000, s.batch = 2, s.kv_heads = 5, s.head_dim = s.head_dim_v = 1, s.gap = 0;
   World world(s);
   const AttendTask task = world.task(world.whole(-kUnbounded, 90'001));
   std::int64_t parts = 0;
-  for (const int threads : {1, 4}) {
+  for (const int threads : {1, 4, 100}) {
     const AttendParams params = world.params(threads);
-    const KeySplit split(task, params.shape, 256);
-    EXPECT_EQ(split.count(), 3 * split.parts());
-    EXPECT_GT(split.parts(), 10);
-    if (parts != 0) {
-      EXPECT_EQ(split.parts(), parts);
-    }
+    const KeySplit split(task, params.shape, 256, threads);
+    ASSERT_TRUE(split.cuts());
+    EXPECT_EQ(split.parts(), parts == 0 ? 6 : parts);
     parts = split.parts();
-    std::int64_t next = 0;
-    std::vector<std::byte> state(static_cast<std::size_t>(KeySplit::state_bytes(params.shape)));
-    for (std::int64_t i = 0; i < split.parts(); ++i) {
-      const AttendTask part = split.part(split.parts() + i, state.data());
-      EXPECT_EQ(part.k_first, next);
-      EXPECT_EQ(part.head_first, 1);
-      next += part.k_count;
+    EXPECT_EQ(split.items(), threads == 1 ? 2 * parts : threads == 4 ? 4 * parts : 10 * parts);
+    std::vector<std::byte> states(static_cast<std::size_t>(KeySplit::state_bytes(params.shape)));
+    std::map<std::pair<std::int64_t, std::int64_t>, std::int64_t> next;  // of a unit
+    for (std::int64_t i = 0; i < split.items(); ++i) {
+      const KeySplit::Item item = split.item(i);
+      std::set<const void*> used;
+      for (std::int64_t n = 0; n < item.steps; ++n) {
+        const KeySplit::Step step = split.step(item, n, states.data());
+        EXPECT_EQ(step.task.batch_first, step.unit.batch);
+        EXPECT_EQ(step.task.head_first, step.unit.kv_head);
+        EXPECT_EQ(step.task.k_first,
+                  std::exchange(next[std::pair(step.unit.batch, step.unit.kv_head)], step.task.k_first + step.task.k_count));
+        EXPECT_LE(static_cast<const float*>(step.task.acc.data) + s.n_q,
+                  reinterpret_cast<const float*>(states.data() + states.size()));
+        used.insert(step.task.m.data);
+      }
+      EXPECT_EQ(static_cast<std::int64_t>(used.size()), item.units);
+      EXPECT_EQ(item.steps > item.units, item.units > 1);  // heads lie side by side: tile by tile
     }
-    EXPECT_EQ(next, 90'003);
+    EXPECT_EQ(next.size(), 10U);
+    for (const auto& [unit, end] : next) EXPECT_EQ(end, 90'003) << unit.first << ' ' << unit.second;
   }
 }
 
-TEST(KeySplit, ManyQueriesOrUnitsOrFewKeysStayWhole) {
-  for (const auto& [n_q, kv_heads, n_k] : {std::tuple{193, 1, 10'000}, {1, 33, 10'000}, {1, 1, 4'000}}) {
+TEST(KeySplit, ManyQueriesOrFewKeysStayWhole) {
+  for (const auto& [n_q, kv_heads, n_k] : {std::tuple{193, 1, 10'000}, {49, 33, 10'000}, {1, 1, 4'000}, {1, 33, 4'000}}) {
     Spec s;
     s.n_q = n_q, s.n_k = n_k, s.kv_heads = kv_heads, s.head_dim = s.head_dim_v = 1;
     World world(s);
     const AttendParams params = world.params(2);
     const AttendTask task = world.task(world.whole());
-    EXPECT_EQ(KeySplit(task, params.shape, 256).parts(), 1);
+    EXPECT_FALSE(KeySplit(task, params.shape, 256, 2).cuts());
   }
 }
 
