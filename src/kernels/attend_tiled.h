@@ -25,7 +25,11 @@ TileDims tile_dims(const AttendShape& shape, TileSizes (*sizes)(const TileDims&)
 // `count` rows of `width` bytes, `stride` bytes apart, that will be read or added to.
 inline AheadRows ahead_rows(const void* data, std::int64_t stride, std::int64_t width, std::int64_t count) {
   constexpr std::int64_t kLine = 64;
-  return {static_cast<const char*>(data), stride, ceil_div(width, kLine), count, 0};
+  const char* const first = static_cast<const char*>(data);
+  const auto offset = static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(data) % kLine);  // in its line
+  if (stride == width) return {first - offset, kLine, 1, ceil_div(offset + count * width, kLine), 0};
+  if (stride % kLine == 0) return {first - offset, stride, ceil_div(offset + width, kLine), count, 0};
+  return {first, stride, ceil_div(kLine - 1 + width, kLine), count, 0};  // as many as any of them may touch
 }
 
 std::int64_t attend_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape);

@@ -137,13 +137,25 @@ struct Gradients {
   Reg p, ds;
 };
 
+// What a query's scores and dp are combined with, in all lanes: loaded once, as the compiler cannot know that what is stored
+// does not change it.
+struct QueryFactors {
+  Reg scale, output_scale, lse, delta;  // scale, lse: of exponents of 2
+  RINGSPAN_INLINE QueryFactors(const BackwardTile& tile, int row)
+      : scale(Isa::set1(tile.scale * kLog2e)),
+        output_scale(Isa::set1(tile.output_scale)),
+        lse(Isa::set1(tile.lse[row] * -kLog2e)),
+        delta(Isa::set1(-tile.delta[row])) {}
+};
+
 // p (with dropout) and ds of one query and 16 keys from c on.
 template <bool kPlain>
-RINGSPAN_INLINE Gradients gradients_of(const BackwardTile& tile, int row, int c, __mmask16 seen, Reg score, Reg dp) {
-  const Reg zero = Isa::zero(), one = Isa::set1(1.0F), lse = Isa::set1(tile.lse[row] * -kLog2e);
+RINGSPAN_INLINE Gradients gradients_of(const BackwardTile& tile, const QueryFactors& factors, int row, int c, __mmask16 seen,
+                                       Reg score, Reg dp) {
+  const Reg zero = Isa::zero(), one = Isa::set1(1.0F);
   Reg exponent, derivative = one;
   if constexpr (kPlain) {
-    exponent = Isa::fma(score, Isa::set1(tile.scale * kLog2e), lse);
+    exponent = Isa::fma(score, factors.scale, factors.lse);
   } else {
     score = score * Isa::set1(tile.scale);
     if (tile.softcap > 0.0F) {
@@ -160,16 +172,16 @@ RINGSPAN_INLINE Gradients gradients_of(const BackwardTile& tile, int row, int c,
       }
       score -= Isa::load(bias);
     }
-    exponent = Isa::fma(score, Isa::set1(kLog2e), lse);
+    exponent = Isa::fma(score, Isa::set1(kLog2e), factors.lse);
   }
   const Reg p = exp2_of(_mm512_min_ps(zero, exponent));  // NaN stays NaN
-  Reg kept = p, factor = Isa::set1(tile.output_scale);
+  Reg kept = p, factor = factors.output_scale;
   if (!kPlain && tile.factors != nullptr) {
     const Reg drop = _mm512_maskz_loadu_ps(seen, tile.factors + row * tile.factor_stride + c);
     kept = p * drop;
     factor = factor * drop;
   }
-  return {kept, p * Isa::fma(dp, factor, Isa::set1(-tile.delta[row])) * derivative};
+  return {kept, p * Isa::fma(dp, factor, factors.delta) * derivative};
 }
 
 // Planes of the values of two rows and 16 keys: interleaved words, and if wanted row by row.
@@ -204,15 +216,20 @@ void gradient_rows(const BackwardTile& tile, const GradientParts<Type>& parts, i
   Word* ds = parts.ds + begin / kPanelColumns * parts.p_panel + row * kPanelColumns;
   Word* rows = parts.ds_rows + row * parts.ds_stride + begin;
   const int odd = both ? row + 1 : row;  // an absent row has no key
+  const bool whole = begins[0] <= begin && begins[1] <= begin && ends[0] >= end && ends[1] >= end;
+  const QueryFactors even_factors(tile, any ? row : 0), odd_factors(tile, any ? odd : 0);
   for (int c = begin; c < end; c += kWidth, p += parts.p_panel, ds += parts.p_panel, rows += kWidth) {
-    const __mmask16 seen0 = first_of(ends[0] - c) & static_cast<__mmask16>(~first_of(begins[0] - c));
-    const __mmask16 seen1 = first_of(ends[1] - c) & static_cast<__mmask16>(~first_of(begins[1] - c));
+    __mmask16 seen0 = 0xffff, seen1 = 0xffff;
+    if (!whole) {
+      seen0 = first_of(ends[0] - c) & static_cast<__mmask16>(~first_of(begins[0] - c));
+      seen1 = first_of(ends[1] - c) & static_cast<__mmask16>(~first_of(begins[1] - c));
+    }
     Gradients a{Isa::zero(), Isa::zero()}, b = a;
-    if ((seen0 | seen1) != 0) {
-      a = gradients_of<kPlain>(tile, row, c, seen0, Isa::load(scores + c - begin), Isa::load(dp + c - begin));
-      b = gradients_of<kPlain>(tile, odd, c, seen1, Isa::load(scores + kSubStride + c - begin),
+    if (whole || (seen0 | seen1) != 0) {
+      a = gradients_of<kPlain>(tile, even_factors, row, c, seen0, Isa::load(scores + c - begin), Isa::load(dp + c - begin));
+      b = gradients_of<kPlain>(tile, odd_factors, odd, c, seen1, Isa::load(scores + kSubStride + c - begin),
                                Isa::load(dp + kSubStride + c - begin));
-      if ((seen0 & seen1) != 0xffff) {
+      if (!whole) {
         a = {_mm512_maskz_mov_ps(seen0, a.p), _mm512_maskz_mov_ps(seen0, a.ds)};
         b = {_mm512_maskz_mov_ps(seen1, b.p), _mm512_maskz_mov_ps(seen1, b.ds)};
       }
