@@ -365,8 +365,9 @@ inline Reg row_exponentials(const ForwardTile& tile, int row, Range range, float
   }
   const int first = down(begin), last = up(end);
   const Reg shift = Isa::set1(origin);
+  const std::int64_t next = row + kWidth < tile.rows ? kWidth * score_stride(tile.dims) : 0;  // of the next group
   for (int c = first; c < last; c += kWidth) {
-    fetch_near(s + c + kWidth * score_stride(tile.dims));  // the row of the next group
+    fetch_near(s + next + c);
     const Reg p = exp_of(Isa::load(s + c) - shift);
     sum += p;
     Isa::store(s + c, p);

@@ -93,7 +93,8 @@ inline void gradient_vectors(const BackwardTile& tile, float* s, float* ds, int 
   const Reg one = Isa::set1(1.0F), cap = Isa::set1(tile.softcap);
   const Reg inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
   const Reg lse = Isa::set1(tile.lse[row]), delta = Isa::set1(tile.delta[row]);
-  const std::int64_t distance = tile.key_first - tile.origin[row], next = kFetchedRows * gradient_stride(tile.dims);
+  const std::int64_t distance = tile.key_first - tile.origin[row];
+  const std::int64_t next = row + kFetchedRows < tile.rows ? kFetchedRows * gradient_stride(tile.dims) : 0;
   const float* factors = tile.factors == nullptr ? nullptr : tile.factors + row * tile.factor_stride;
   for (int c = down(begin); c < end; c += kWidth) {
     fetch_near(s + next + c), fetch_near(ds + next + c);

@@ -133,9 +133,16 @@ struct Right {
 
 RINGSPAN_INLINE __mmask16 first_of(int n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1U << n) - 1U); }
 
+// Where a row lies; of absent ones, the first: a load that is masked out takes hundreds of cycles where its page was never
+// written.
+RINGSPAN_INLINE std::int64_t index_of(const RowSource& source, int row) {
+  if (row >= source.rows) return 0;
+  return source.index == nullptr ? row : source.index[row];
+}
+
 template <typename Type>
 RINGSPAN_INLINE void load_planes(const RowSource& source, int row, int e, __m256i (&planes)[Type::kPlanes]) {
-  const std::int64_t index = source.index == nullptr || row >= source.rows ? row : source.index[row];
+  const std::int64_t index = index_of(source, row);
   const __mmask16 present = row < source.rows ? first_of(source.width - e) : 0;
   Type::load(static_cast<const typename Type::Element*>(source.data) + index * source.stride + e, present, planes);
 }
@@ -155,7 +162,8 @@ RINGSPAN_INLINE bool is_plain(const RowSource& source) {
 }
 
 // Rows further on that packing asks for: rows that are far apart lie on pages of their own, which processors do not fetch
-// ahead.
+// ahead. Not beyond the last: that may be memory that was never written, and asking for it means walking the page tables each
+// time.
 constexpr int kRowsAhead = 16;
 
 // 32 elements of a row from e on, as words of each plane; zeros where there are none. `top`: the largest magnitudes of words.
@@ -164,10 +172,10 @@ template <typename Type, bool kPlain>
 RINGSPAN_INLINE void load_wide(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes], __m512i& top) {
   if constexpr (kPlain) {
     const Word* const data = static_cast<const Word*>(source.data) + row * source.stride + e;
-    __builtin_prefetch(data + kRowsAhead * source.stride, 0, 3);
+    __builtin_prefetch(data + (at_most(row + kRowsAhead, source.rows - 1) - row) * source.stride, 0, 3);
     words[0] = _mm512_loadu_si512(data);
   } else if constexpr (Type::kPlanes == 1) {
-    const std::int64_t index = source.index == nullptr || row >= source.rows ? row : source.index[row];
+    const std::int64_t index = index_of(source, row);
     const int count = row < source.rows ? source.width - e : 0;
     const __mmask32 present = count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
     words[0] = _mm512_maskz_loadu_epi16(present, static_cast<const Word*>(source.data) + index * source.stride + e);
