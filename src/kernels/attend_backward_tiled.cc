@@ -13,7 +13,8 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kQueryStep = 6;   // lines fetched beside a block of products of pairs
+// Lines fetched beside a block of products of pairs: of the next queries, and beside the last queries of a tile of keys.
+constexpr int kQueryStep = 6, kKeyStep = 12;
 constexpr int kHeadShift = 40;  // rows of a head, in the order in which an item walks over rows
 // Units per thread from which on units alone keep the threads busy.
 constexpr std::int64_t kEnoughUnits = 4;
@@ -54,6 +55,19 @@ IndexRange keys_of_task(const AttendTask& task) {
   return indices_between(task.k_first, task.k_step, task.k_count, task.q_first + task.lo, last + task.hi);
 }
 
+// A tile of keys that a thread computes after another, if there is one.
+struct Later {
+  const AttendTask* task = nullptr;
+  Unit unit;
+  IndexRange keys;
+};
+
+// The first tile of a task.
+Later first_of(const AttendTask& task, Unit unit, std::int64_t key_tile) {
+  const IndexRange keys = keys_of_task(task);
+  return {&task, unit, {keys.begin, std::min(keys.begin + key_tile, keys.end)}};
+}
+
 // Everything one thread does for one unit.
 class UnitBackward {
  public:
@@ -73,23 +87,28 @@ class UnitBackward {
     tile_.factor_stride = s_.factor_stride;
   }
 
-  void run(const AttendTask& task) {
+  void run(const AttendTask& task, const Later& later) {
     const IndexRange keys = keys_of_task(task);
     const std::int64_t key_tile = s_.dims.tile.keys;
-    for (std::int64_t begin = keys.begin; begin < keys.end; begin += key_tile)
-      run(task, {begin, std::min(begin + key_tile, keys.end)}, nullptr);
+    for (std::int64_t begin = keys.begin, end = 0; begin < keys.end; begin = end) {
+      end = std::min(begin + key_tile, keys.end);
+      run(task, {begin, end}, nullptr, end < keys.end ? Later{&task, unit_, {end, std::min(end + key_tile, keys.end)}} : later);
+    }
   }
 
   // One tile of keys; `turnstile`: others add to the same rows of dq.
-  void run(const AttendTask& task, IndexRange keys, Turnstile::Item* turnstile) {
-    const IndexRange heads = heads_of_unit(task, unit_, params_.shape.group);
-    if (heads.empty()) return;
-    const std::int64_t last = task.q_first + (task.q_count - 1) * task.q_step;
-    const IndexRange rows = rows_of_keys(task, keys, task.q_first, last);
-    if (!rows.empty()) run_keys(task, heads, rows, keys, turnstile);
+  void run(const AttendTask& task, IndexRange keys, Turnstile::Item* turnstile, const Later& later) {
+    const IndexRange heads = heads_of_unit(task, unit_, params_.shape.group), rows = rows_of(task, keys);
+    later_ = later;
+    if (!heads.empty() && !rows.empty()) run_keys(task, heads, rows, keys, turnstile);
   }
 
  private:
+  // Those that may see one of the keys.
+  static IndexRange rows_of(const AttendTask& task, IndexRange keys) {
+    return rows_of_keys(task, keys, task.q_first, task.q_first + (task.q_count - 1) * task.q_step);
+  }
+
   // Rows of the storage type from row `row` of head (or kv head) `head` on.
   template <typename View>
   RowSource source(const View& view, const AttendTask& task, std::int64_t head, std::int64_t row, const std::int32_t* index,
@@ -117,7 +136,14 @@ class UnitBackward {
         if (turnstile != nullptr) turnstile->pass(place);
         tile_.rows = gather(task, t, part, keys);
         if (tile_.rows > 0) {
-          look_ahead(task, t, part, {part.end, std::min(part.end + query_tile, rows.end)});
+          look_ahead(task, t, part);
+          if (part.end < rows.end) {
+            look_at_queries(task, unit_, t, {part.end, std::min(part.end + query_tile, rows.end)});
+          } else if (t + 1 < heads.end) {
+            look_at_queries(task, unit_, t + 1, {rows.begin, std::min(rows.begin + query_tile, rows.end)});
+          } else {
+            look_at_keys();
+          }
           run_tile(task, t, row, keys);
         }
         if (turnstile != nullptr) turnstile->leave(place);
@@ -127,23 +153,41 @@ class UnitBackward {
                   row_of<float>(task.dv, batch(task), kv, keys.begin), task.dv.row_stride);
   }
 
-  // What this tile adds to, and what the next one reads.
-  void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange next) {
-    const std::int64_t size = size_of(params_.shape.dtype), d = params_.shape.head_dim, dv = params_.shape.head_dim_v;
+  // What this tile adds to.
+  void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows) {
     constexpr std::int64_t element = sizeof(float);
-    ahead_ = {{ahead_rows(row_of<float>(task.dq, batch(task), t, rows.begin), task.dq.row_stride * element, d * element,
-                          rows.size())},
-              0,
-              kQueryStep};
-    if (!next.empty()) {
-      const auto of = [&](const auto& view, std::int64_t width) {
-        const RowSource next_rows = source(view, task, t, next.begin, nullptr, 0, 0);
-        return ahead_rows(next_rows.data, next_rows.stride * size, width * size, next.size());
-      };
-      ahead_.rows[1] = of(task.q, d);
-      ahead_.rows[2] = of(task.d_out, dv);
-    }
+    ahead_ = {{}, 0, kQueryStep};
+    ahead_.rows[0] = ahead_rows(row_of<float>(task.dq, batch(task), t, rows.begin), task.dq.row_stride * element,
+                                params_.shape.head_dim * element, rows.size());
     tile_.ahead = &ahead_;
+  }
+
+  // What the next one reads.
+  void look_at_queries(const AttendTask& task, Unit unit, std::int64_t t, IndexRange rows) {
+    ahead_.rows[3] = ahead_of(task.q, task, unit, t, rows, params_.shape.head_dim);
+    ahead_.rows[4] = ahead_of(task.d_out, task, unit, t, rows, params_.shape.head_dim_v);
+  }
+
+  // What is read after the last queries of these keys.
+  void look_at_keys() {
+    if (later_.task == nullptr || later_.keys.empty()) return;
+    const AttendTask& task = *later_.task;
+    const IndexRange heads = heads_of_unit(task, later_.unit, params_.shape.group), rows = rows_of(task, later_.keys);
+    if (heads.empty() || rows.empty()) return;
+    look_at_queries(task, later_.unit, heads.begin, {rows.begin, std::min(rows.begin + s_.dims.tile.queries, rows.end)});
+    const std::int64_t kv = kv_index(task, later_.unit.kv_head);
+    ahead_.rows[1] = ahead_of(task.k, task, later_.unit, kv, later_.keys, params_.shape.head_dim);
+    ahead_.rows[2] = ahead_of(task.v, task, later_.unit, kv, later_.keys, params_.shape.head_dim_v);
+    ahead_.step = kKeyStep;
+  }
+
+  template <typename View>
+  AheadRows ahead_of(const View& view, const AttendTask& task, Unit unit, std::int64_t head, IndexRange rows,
+                     std::int64_t width) const {
+    const std::int64_t size = size_of(params_.shape.dtype);
+    const std::int64_t offset = (unit.batch - task.batch_first) * view.batch_stride + head * view.head_stride;
+    return ahead_rows(static_cast<const std::byte*>(view.data) + (offset + rows.begin * view.row_stride) * size,
+                      view.row_stride * size, width * size, rows.size());
   }
 
   void run_tile(const AttendTask& task, std::int64_t t, std::int64_t row, IndexRange keys) {
@@ -209,6 +253,7 @@ class UnitBackward {
   Progress& progress_;
   Unit unit_;
   BackwardTile tile_{};
+  Later later_;
   Ahead ahead_{};
   float slope_ = 0.0F;
 };
@@ -261,8 +306,12 @@ class Dealer {
   void deal(std::span<const AttendTask> tasks) const {
     if (tasks.empty()) return;
     const auto run_unit = [&](std::int64_t item, int thread) {
-      with_unit(units_.at(item), thread, [&](UnitBackward& backward, Progress&) {
-        for (const AttendTask& task : tasks) backward.run(task);
+      const Unit unit = units_.at(item);
+      const std::int64_t next = item + context_.pool.size();  // of this thread, likely
+      const Later later = next < units_.count() ? first_of(tasks[0], units_.at(next), key_tile()) : Later{};
+      with_unit(unit, thread, [&](UnitBackward& backward, Progress&) {
+        for (std::size_t i = 0; i < tasks.size(); ++i)
+          backward.run(tasks[i], i + 1 < tasks.size() ? first_of(tasks[i + 1], unit, key_tile()) : later);
       });
     };
     context_.pool.parallel_for(units_.count(), run_unit, context_.progress);
@@ -273,11 +322,14 @@ class Dealer {
     const IndexRange keys = keys_of_task(task);
     const std::int64_t size = key_tile();
     Turnstile turnstile(context_.scratch, params_.shape.threads);
+    const auto tile = [&](std::int64_t item) {
+      const std::int64_t begin = keys.begin + item * size;
+      return IndexRange{begin, std::min(begin + size, keys.end)};
+    };
     const auto run_tile = [&](std::int64_t item, int thread) {
       with_unit(unit, thread, [&](UnitBackward& backward, Progress& progress) {
         Turnstile::Item place(turnstile, item, progress);
-        const std::int64_t begin = keys.begin + item * size;
-        backward.run(task, {begin, std::min(begin + size, keys.end)}, &place);
+        backward.run(task, tile(item), &place, {&task, unit, tile(item + context_.pool.size())});
       });
     };
     context_.pool.parallel_for(ceil_div(keys.size(), size), run_tile, context_.progress);

@@ -24,6 +24,8 @@ namespace {
 constexpr std::int64_t kAheadTiles = 4;
 constexpr std::int64_t kAheadRows = 64;                    // of the next task
 constexpr int kBurst = 16, kKeyStep = 16, kQueryStep = 4;  // lines
+// Key tiles up to which sums are kept where the task has them: with more, having them side by side is worth copying them.
+constexpr std::int64_t kTilesInPlace = 2;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // Everything one thread does for one unit, for queries in a range of positions.
@@ -36,7 +38,7 @@ class UnitForward {
     tile_.scale = params.scale;
     tile_.q = s_.q, tile_.work = s_.work;
     tile_.begin = s_.tile_begin, tile_.end = s_.tile_end;
-    tile_.m = s_.m, tile_.l = s_.l, tile_.acc = s_.acc, tile_.acc_stride = s_.acc_stride;
+    tile_.m = s_.m, tile_.l = s_.l;
     tile_.factor_stride = s_.factor_stride;
     tile_.softcap = params.shape.softcap ? params.softcap : 0.0F;
     tile_.slope = params.shape.alibi ? &slope_ : nullptr;
@@ -66,9 +68,12 @@ class UnitForward {
       if (seeing.empty()) continue;
       if (tiles <= kAheadTiles) look_ahead(task, {run.end, std::min(run.end + length, all.end)}, tiles);
       pack(task, run);
+      after_ = {run.end, std::min(run.end + key_tile(), all.end)};
       const std::int64_t together = heads_of_tile(task, seeing, heads);
-      for (std::int64_t t = heads.begin; t < heads.end; t += together)
-        run_heads(task, {t, std::min(t + together, heads.end)}, seeing, run);
+      for (std::int64_t t = heads.begin, end = 0; t < heads.end; t = end) {
+        end = std::min(t + together, heads.end);
+        run_heads(task, {t, end}, seeing, run, end == heads.end);
+      }
     }
     tile_.ahead = nullptr;
   }
@@ -94,20 +99,24 @@ class UnitForward {
   // the last `next_keys` of the next task.
   void look_ahead(const AttendTask& task, IndexRange keys, std::int64_t tiles, std::int64_t next_keys = kAheadRows) {
     ahead_ = {{}, tiles > 1 ? 0 : kBurst, kKeyStep};
+    look_at_keys(task, keys, next_keys, ahead_.rows);
+    tile_.ahead = &ahead_;
+  }
+
+  // Keys of this task, or else the beginning of the next one.
+  void look_at_keys(const AttendTask& task, IndexRange keys, std::int64_t next_keys, AheadRows* ahead) const {
     if (!keys.empty()) {
-      ahead_.rows[0] = ahead_keys(unit_, task, task.k, keys, params_.shape.head_dim);
-      ahead_.rows[1] = ahead_keys(unit_, task, task.v, keys, params_.shape.head_dim_v);
+      ahead[0] = ahead_keys(unit_, task, task.k, keys, params_.shape.head_dim);
+      ahead[1] = ahead_keys(unit_, task, task.v, keys, params_.shape.head_dim_v);
     } else if (next_ != nullptr) {
       const IndexRange heads = heads_of_unit(*next_, next_unit_, params_.shape.group);
-      const IndexRange first{0, std::min(next_->k_count, next_keys)};
-      if (!heads.empty()) {
-        ahead_.rows[0] = ahead_keys(next_unit_, *next_, next_->k, first, params_.shape.head_dim);
-        ahead_.rows[1] = ahead_keys(next_unit_, *next_, next_->v, first, params_.shape.head_dim_v);
-        ahead_.rows[2] = ahead_queries(next_unit_, *next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
-        ahead_.rows[3] = ahead_states(next_unit_, *next_, heads.begin, {0, std::min(next_->q_count, kAheadRows)});
-      }
+      const IndexRange first{0, std::min(next_->k_count, next_keys)}, rows{0, std::min(next_->q_count, kAheadRows)};
+      if (heads.empty()) return;
+      ahead[0] = ahead_keys(next_unit_, *next_, next_->k, first, params_.shape.head_dim);
+      ahead[1] = ahead_keys(next_unit_, *next_, next_->v, first, params_.shape.head_dim_v);
+      ahead[2] = ahead_queries(next_unit_, *next_, heads.begin, rows);
+      ahead[3] = ahead_states(next_unit_, *next_, heads.begin, rows);
     }
-    tile_.ahead = &ahead_;
   }
 
   // Where keys are used by many: what a query tile will write, and the queries of the next one. Matters under narrow windows.
@@ -177,7 +186,7 @@ class UnitForward {
     tile_.rows = gather(task, heads, rows, keys);
     if (tile_.rows == 0) return;
     tile_.task_rows = static_cast<int>(heads.size() * task.q_count);
-    load(task, heads.begin, heads.size(), rows.begin);
+    load(task, heads.begin, heads.size(), rows.begin, false);
     for (std::int64_t c = keys.begin; c < keys.end; c += key_tile()) {
       const IndexRange here{c, std::min(c + key_tile(), keys.end)};
       look_ahead(task, {here.end, std::min(here.end + key_tile(), keys.end)}, 1, key_tile());
@@ -204,7 +213,8 @@ class UnitForward {
             static_cast<int>(keys.size()),          width,           tile_.ahead};
   }
 
-  void run_heads(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
+  // are_last: of the heads that see the run.
+  void run_heads(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run, bool are_last) {
     const std::int64_t head = task.head_first + heads.begin * task.head_step;
     slope_ = alibi_slope(params_, unit_.batch, head);
     const std::int64_t tile_rows = query_tile() / heads.size();
@@ -213,8 +223,11 @@ class UnitForward {
       const std::int64_t next = std::min(row + tile_rows, rows.end);
       tile_.rows = gather(task, heads, {row, next}, run);
       if (tile_.rows == 0) continue;
-      load(task, heads.begin, heads.size(), row);
-      if (!ahead_of_keys) look_ahead(task, heads.begin, {row, next}, {next, std::min(next + tile_rows, rows.end)});
+      load(task, heads.begin, heads.size(), row, run.size() <= kTilesInPlace * key_tile());
+      if (!ahead_of_keys) {
+        look_ahead(task, heads.begin, {row, next}, {next, std::min(next + tile_rows, rows.end)});
+        if (are_last && next == rows.end) look_at_keys(task, after_, key_tile(), ahead_.rows + 1), ahead_.step = kKeyStep;
+      }
       for (std::int64_t c = run.begin; c < run.end; c += key_tile()) {
         if (!clip(run, c, (c - run.begin) / key_tile())) continue;
         if (params_.shape.alibi) set_distances(task, row, c);
@@ -231,6 +244,16 @@ class UnitForward {
   // not touched.
   int gather(const AttendTask& task, IndexRange heads, IndexRange rows, IndexRange run) {
     int count = 0;
+    const IndexRange first = keys_of_row(task, rows.begin), last = keys_of_row(task, rows.end - 1);
+    const bool all_see_more = first.end > run.end, none_sees_more = last.end <= run.end;
+    if (heads.size() == 1 && last.begin <= run.begin && first.end >= run.end && (all_see_more || none_sees_more)) {
+      count = static_cast<int>(rows.size());  // all see the whole run
+      for (int r = 0; r < count; ++r) s_.index[r] = r;
+      std::fill_n(s_.head, count, 0);
+      std::fill_n(s_.begin, count, 0);
+      std::fill_n(s_.end, count, static_cast<std::int32_t>(run.size() + (all_see_more ? 1 : 0)));
+      return count;
+    }
     for (std::int64_t row = rows.begin; row < rows.end; ++row) {
       const IndexRange keys = keys_of_row(task, row);
       const std::int64_t begin = std::max(keys.begin, run.begin), end = std::min(keys.end, run.end);
@@ -287,10 +310,13 @@ class UnitForward {
     }
   }
 
-  void load(const AttendTask& task, std::int64_t t, std::int64_t heads, std::int64_t row) {
+  // in_place: adds to sums where the task has them, if vectors can.
+  void load(const AttendTask& task, std::int64_t t, std::int64_t heads, std::int64_t row, bool in_place) {
     const std::int64_t b = batch(task);
+    tile_.acc = s_.acc, tile_.acc_stride = s_.acc_stride;
     RowSource source{query_row(unit_, task, t, row), task.q.row_stride, s_.index, tile_.rows, params_.shape.head_dim};
-    if (heads == 1 && s_.index[tile_.rows - 1] - s_.index[0] == tile_.rows - 1) {  // neighbours
+    const bool are_neighbours = heads == 1 && s_.index[tile_.rows - 1] - s_.index[0] == tile_.rows - 1;
+    if (are_neighbours) {
       source.data = query_row(unit_, task, t, row + s_.index[0]), source.index = nullptr;
     } else if (heads > 1) {  // rows are at multiples of nothing but an element
       for (int r = 0; r < tile_.rows; ++r)
@@ -302,14 +328,16 @@ class UnitForward {
     const std::int64_t width = params_.shape.head_dim_v;
     const float *const m = row_of<const float>(task.m, b, t, row), *const l = row_of<const float>(task.l, b, t, row);
     const float* const acc = row_of<const float>(task.acc, b, t, row);
+    in_place = in_place && are_neighbours && width == s_.acc_stride;
+    if (in_place) tile_.acc = row_of<float>(task.acc, b, t, row + s_.index[0]), tile_.acc_stride = task.acc.row_stride;
     for (int r = 0; r < tile_.rows; ++r) {
       s_.m[r] = m[at(task.m, r)];
-      float* copy = s_.acc + r * s_.acc_stride;
+      float* const sums = tile_.acc + r * tile_.acc_stride;
       const bool has_seen = s_.m[r] != kNothing;
       const std::int64_t present = has_seen ? width : 0;
       s_.l[r] = has_seen ? l[at(task.l, r)] : 0.0F;
-      std::copy_n(acc + at(task.acc, r), present, copy);
-      std::fill(copy + present, copy + s_.acc_stride, 0.0F);
+      if (!in_place) std::copy_n(acc + at(task.acc, r), present, sums);
+      std::fill(sums + present, sums + s_.acc_stride, 0.0F);
     }
   }
 
@@ -329,7 +357,7 @@ class UnitForward {
     float* const acc = has_state ? row_of<float>(task.acc, b, t, row) : nullptr;
     const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
     for (int r = 0; r < tile_.rows; ++r) {
-      const float* const sums = s_.acc + r * s_.acc_stride;
+      const float* const sums = tile_.acc + r * tile_.acc_stride;
       if (s_.m[r] == kNothing && s_.l[r] != 0.0F) s_.m[r] = 0.0F;  // NaN only
       if (task.o.data != nullptr && s_.end[r] <= run.size()) {
         finish_task_row(params_, task, b, t + s_.head[r], row + s_.index[r], s_.m[r], s_.l[r], sums);
@@ -337,7 +365,7 @@ class UnitForward {
       }
       m[at(task.m, r)] = s_.m[r];
       l[at(task.l, r)] = s_.l[r];
-      std::memcpy(acc + at(task.acc, r), sums, bytes);
+      if (acc + at(task.acc, r) != sums) std::memcpy(acc + at(task.acc, r), sums, bytes);
     }
   }
 
@@ -369,6 +397,7 @@ class UnitForward {
   Packed packed_;
   const AttendTask* next_ = nullptr;
   Unit next_unit_;
+  IndexRange after_;  // keys of this task that are read after those of the run
   Ahead ahead_{};
   bool k_finite_[kMaxRunTiles] = {}, v_finite_[kMaxRunTiles] = {};
   float slope_ = 0.0F;
@@ -428,9 +457,12 @@ class Threads {
           const ForwardScratch scratch = this->scratch(thread);
           Progress progress(context_, thread);
           const Unit unit = units.at(item % units.count());
+          const std::int64_t later = item + context_.pool.size();  // of this thread, likely
+          const bool is_last = split.count() > 1 || later >= units.count();
           UnitForward forward(ops_, params_, scratch, progress, unit, split.at(item / units.count()));
-          for (std::size_t i = 0; i < tasks.size(); ++i)
-            forward.run(tasks[i], i + 1 < tasks.size() ? &tasks[i + 1] : nullptr, unit);
+          for (std::size_t i = 0; i + 1 < tasks.size(); ++i) forward.run(tasks[i], &tasks[i + 1], unit);
+          if (tasks.empty()) return;
+          forward.run(tasks.back(), is_last ? nullptr : tasks.data(), is_last ? unit : units.at(later));
         },
         context_.progress);
   }

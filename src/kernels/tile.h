@@ -39,9 +39,11 @@ struct AheadRows {
   std::int64_t next;  // of the lines of all rows
 };
 struct Ahead {
-  AheadRows rows[4];  // keys, values, queries, accumulators, in any order
-  int burst = 0;      // lines per step of packing, which has less to do than products
-  int step = 0;       // lines beside a block of products of pairs
+  static constexpr int kSources = 6;
+  AheadRows rows[kSources];  // what is needed soonest first
+  int burst = 0;             // lines per step of packing, which has less to do than products
+  int step = 0;              // lines beside a block of products of pairs
+  int done = 0;              // of the sources
 };
 
 // Rows of the storage type: row r is at data + index[r] * stride elements (index == nullptr: r).

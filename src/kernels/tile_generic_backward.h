@@ -182,9 +182,9 @@ void attend_backward_tile(const BackwardTile& tile) {
   ranges_of_blocks(tile.key_begin, tile.key_end, tile.rows, keys_of);
   ranges_of_blocks(tile.row_begin, tile.row_end, tile.keys, rows_of);
   multiply_columns(tile.rows, tile.keys, parts.q, parts.q_stride, parts.k_columns, tile.dims.head_dim, parts.p, parts.stride,
-                   keys_of);
+                   keys_of, tile.ahead);
   multiply_columns(tile.rows, tile.keys, parts.d_out, parts.d_out_stride, parts.v_columns, tile.dims.head_dim_v, parts.ds,
-                   parts.stride, keys_of);
+                   parts.stride, keys_of, tile.ahead);
   for (int row = 0; row < tile.rows; ++row) gradient_row(tile, parts, row);
   add_key_gradient(tile, parts.p, parts.d_out, parts.d_out_stride, tile.dims.head_dim_v, parts.dv, parts.v_stride, rows_of);
   add_key_gradient(tile, parts.ds, parts.q, parts.q_stride, tile.dims.head_dim, parts.dk, parts.k_stride, rows_of);

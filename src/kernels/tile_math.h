@@ -103,7 +103,8 @@ struct Lines {
 // neighbours in time have one stride.
 inline Lines next_lines(Ahead* ahead, std::int64_t count) {
   if (ahead == nullptr) return {nullptr, 0, 0};
-  for (AheadRows& rows : ahead->rows) {
+  for (; ahead->done < Ahead::kSources; ++ahead->done) {
+    AheadRows& rows = ahead->rows[ahead->done];
     const std::int64_t left = rows.rows * rows.row_lines - rows.next;
     if (left <= 0) continue;
     if (rows.stride == rows.row_lines * 64) {
