@@ -6,6 +6,7 @@ import dataclasses
 import json
 import math
 import random
+import statistics
 import struct
 import sys
 import threading
@@ -68,7 +69,7 @@ class Rows:
     def add(self, name, ratio, floor=None, **more):
         """`floor`: what is asked for, None where a figure is only reported."""
         self.rows.append({"name": name, "dtype": self.dtype, "head_dim": self.head_dim, "ratio": ratio, "floor": floor, **more})
-        extra = "".join(f"  {key} {value:.2f}" for key, value in more.items() if key == "of_bound")
+        extra = "".join(f"  {key} {value:.2f}" for key, value in more.items() if key in ("of_bound", "fastest"))
         asked = "" if floor is None else f"  floor {floor:.2f}{'' if ratio >= floor else '  below'}"
         print(f"{name:56}{self.dtype:10}{ratio:7.2f}{asked}{extra}", file=sys.stderr, flush=True)
 
@@ -127,12 +128,14 @@ def run_short_queries(library, dtype, head_dim, turns, dense, rows):
 
 
 def run_threads(library, dtype, head_dim, turns, rows):
-    """Two threads against one, wall clock: enough units, and a single one."""
+    """Two threads against one, wall clock: enough units, and a single one. `fastest` is of the fastest turns."""
+    turns = dataclasses.replace(turns, threads=2)
     for name, backward in (("forward", False), ("backward", True)):
         for heads in (4, 1):
             calls = [Case(library, dtype, head_dim, "full", 4096, 4096**2, heads, threads, backward=backward).call for threads in (1, 2)]
-            one, two = turns.medians(*calls, clock="wall")
-            rows.add(f"2 threads, {name}, {heads} heads, n 4,096", one / two, 1.9)
+            one, two = turns.times(*calls, clock="wall")
+            ratio = statistics.median(one) / statistics.median(two)
+            rows.add(f"2 threads, {name}, {heads} heads, n 4,096", ratio, 1.9, fastest=min(one) / min(two))
 
 
 def run_structures(library, dtype, head_dim, turns, quick, packed):
@@ -191,6 +194,7 @@ class ThreadRanks:
 def run_ranks(library, turns):
     """Two ranks with a thread each beside PyTorch with two threads."""
     rows = Rows("float32", 64)
+    turns = dataclasses.replace(turns, threads=2)
     torch.set_num_threads(2)
     for pattern in ("full", "causal"):
         ranks = ThreadRanks(library, pattern, 8192, 4, 64, 2, torch.float32, "zigzag" if pattern == "causal" else "contiguous")

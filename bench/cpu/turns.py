@@ -11,19 +11,20 @@ PATIENCE = 30.0  # seconds that a case waits for quiet turns
 @dataclasses.dataclass(frozen=True)
 class Turns:
     """`repeats` turns of each call, and further ones until they took `least_seconds` in all. clock: wall or cpu. quiet: a
-    machine.Quiet; turns that begin or end while the machine is disturbed do not count."""
+    machine.Quiet; turns that begin or end while the machine is disturbed do not count. threads: of the calls."""
 
     clock: str
     repeats: int
     least_seconds: float = 0.0
     quiet: object = None
+    threads: int = 1
 
     def take(self, calls):
         """Seconds of each turn of each call; of all turns where too few were quiet."""
         now = time.process_time if self.clock == "cpu" else time.perf_counter
         taken, counted = [], []
         begin = time.perf_counter()
-        was_quiet = self.quiet is None or self.quiet.now()
+        was_quiet = self.quiet is None or self.quiet.now(self.threads)
         while not self._enough(len(taken), len(counted), time.perf_counter() - begin):
             times = [0.0] * len(calls)
             order = range(len(calls)) if len(taken) % 2 == 0 else reversed(range(len(calls)))
@@ -32,7 +33,7 @@ class Turns:
                 calls[i]()
                 times[i] = now() - start
             taken.append(times)
-            is_quiet = self.quiet is None or self.quiet.now()
+            is_quiet = self.quiet is None or self.quiet.now(self.threads)
             if was_quiet and is_quiet:
                 counted.append(times)
             was_quiet = is_quiet
@@ -47,8 +48,12 @@ class Turns:
             return self.quiet is not None and taken >= self.repeats and seconds > PATIENCE
         return counted >= MOST_TURNS or seconds >= self.least_seconds
 
-    def medians(self, *calls, clock=None):
-        """Seconds of each call, after one to warm up."""
+    def times(self, *calls, clock=None):
+        """Seconds of each turn of each call, after one to warm up."""
         for call in calls:
             call()
-        return [statistics.median(times) for times in dataclasses.replace(self, clock=clock or self.clock).take(calls)]
+        return dataclasses.replace(self, clock=clock or self.clock).take(calls)
+
+    def medians(self, *calls, clock=None):
+        """Seconds of each call."""
+        return [statistics.median(times) for times in self.times(*calls, clock=clock)]
