@@ -5,6 +5,7 @@ import ctypes
 import json
 import subprocess
 import tempfile
+import threading
 from pathlib import Path
 
 
@@ -45,8 +46,14 @@ class Quiet:
         self.turns = self.disturbed_turns = self.disturbed_cases = 0
 
     def now(self, threads=1):
+        together = threading.Barrier(threads)
+
+        def rate_beside_others():
+            together.wait()
+            return self._rate()
+
         with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-            rates = [future.result() for future in [pool.submit(self._rate) for _ in range(threads)]]
+            rates = [future.result() for future in [pool.submit(rate_beside_others) for _ in range(threads)]]
         self.best = max(self.best, *rates)
         return min(rates) >= self.share * self.best
 

@@ -104,6 +104,7 @@ def run_masks(library, dtype, head_dim, turns, quick, packed, rows):
 def run_striped(library, dtype, head_dim, turns, dense, rows):
     """Of the processor time of both ranks: what is shared between them does not matter, waiting neither."""
     n, heads = 8192, 2
+    turns = dataclasses.replace(turns, threads=2)
     ranks = ThreadRanks(library, "causal", n, heads, head_dim, 2, dtype, "striped")
     ours, theirs = turns.medians(ranks.forward, dense.call, clock="cpu")
     rows.add("striped over 2 ranks, causal, n 8,192 / dense", (heads * n * (n + 1) / 2 / ours) / (dense.pairs / theirs), 0.9)

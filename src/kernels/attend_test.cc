@@ -154,6 +154,30 @@ TEST_P(AttendTest, RowsWithoutKeysKeepTheirBits) {
   EXPECT_EQ(none.acc.bytes(), acc);
 }
 
+// Few queries before every key: what they had stays, and becomes their result once.
+TEST_P(AttendTest, FewQueriesBeforeEveryKey) {
+  const Spec s = spec(4, 70, 16);
+  World none(s);
+  const std::vector<std::byte> l = none.l.bytes(), acc = none.acc.bytes();
+  const Part nothing = none.whole(-kUnbounded, -100);
+  run_kernel(kernel(), none, {nothing});
+  EXPECT_EQ(none.l.bytes(), l);
+  EXPECT_EQ(none.acc.bytes(), acc);
+  World plain(s), finished(s);
+  run_kernel(kernel(), plain, {plain.whole()});
+  Part last = nothing;
+  last.results = true;
+  run_kernel(kernel(), finished, {finished.whole(), last}, 1, [&](AttendTask& task) {
+    if (task.o.data == nullptr) return;
+    task.o32 = task.acc;
+    if (dtype() == DType::float32) task.o = task.acc, task.o32 = {};
+  });
+  plain.acc.for_each([&](auto b, auto r, auto h, auto e) {
+    const double o = plain.acc.get(b, r, h, e) / plain.l.get(b, r, h, 0);
+    EXPECT_NEAR(finished.acc.get(b, r, h, e), o, 1e-6 * (1 + std::abs(o))) << r << ' ' << e;
+  });
+}
+
 TEST_P(AttendTest, HugeLogits) {
   // Far beyond the largest float16 (65,504), still far inside float32.
   for (const double magnitude : {30.0, 300.0, 3000.0}) {

@@ -55,9 +55,10 @@ class UnitForward {
     if (rows.empty()) return;
     const std::int64_t first = task.q_first + rows.begin * task.q_step, last = task.q_first + (rows.end - 1) * task.q_step;
     const IndexRange keys = indices_between(task.k_first, task.k_step, task.k_count, first + task.lo, last + task.hi);
+    if (task.o.data != nullptr) finish_unseeing(task, heads, rows);
+    if (keys.empty()) return;
     // Tiles begin at multiples of their size, counted from the task's first key, whatever part of it is seen.
     const IndexRange all{keys.begin / key_tile() * key_tile(), keys.end};
-    if (task.o.data != nullptr) finish_unseeing(task, heads, rows);
     if (is_few(task, heads, all)) return run_few(task, heads, rows, all);
     const std::int64_t tiles = ceil_div(heads.size() * rows.size(), query_tile());
     const bool at_once = tiles > kAheadTiles || task.m.data == nullptr;

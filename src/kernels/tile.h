@@ -39,7 +39,7 @@ struct AheadRows {
   std::int64_t next;  // of the lines of all rows
 };
 struct Ahead {
-  static constexpr int kSources = 6;
+  static constexpr int kSources = 5;
   AheadRows rows[kSources];  // what is needed soonest first
   int burst = 0;             // lines per step of packing, which has less to do than products
   int step = 0;              // lines beside a block of products of pairs
