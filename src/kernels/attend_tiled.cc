@@ -198,10 +198,12 @@ class UnitForward {
         ops_.attend_few(tile_, key_source(task, task.k, here, params_.shape.head_dim),
                         key_source(task, task.v, here, params_.shape.head_dim_v), s_.k, s_.v);
         packed_ = {};
+        settle(false);  // nobody has looked at these values
       } else if (clip(keys, c, 0)) {
         pack(task, here);
         clip(keys, c, 0);
         ops_.attend(tile_);
+        settle(tile_.v_finite);
       }
       progress_.tick();
     }
@@ -234,11 +236,29 @@ class UnitForward {
         if (params_.shape.alibi) set_distances(task, row, c);
         if (params_.shape.dropout) set_factors(task, head, row, c);
         ops_.attend(tile_);
+        settle(tile_.v_finite);
         progress_.tick();
       }
       store(task, heads.begin, row, run);
     }
     if (!ahead_of_keys) tile_.ahead = nullptr;
+  }
+
+  // After a tile, states are what they would be if they had been stored and loaded: whenever that happens, bits are the same.
+  // Where m is still -inf only NaN was seen, which stays, or nothing with a weight: products of no weight and values that are
+  // not finite are NaN.
+  void settle(bool v_finite) {
+    bool is_any_empty = false;
+    for (int r = 0; r < tile_.rows; ++r) is_any_empty |= s_.m[r] == kNothing;
+    if (!is_any_empty) return;
+    for (int r = 0; r < tile_.rows; ++r) {
+      if (s_.m[r] != kNothing) continue;
+      if (s_.l[r] != 0.0F) {
+        s_.m[r] = 0.0F;
+      } else if (!v_finite) {
+        std::fill_n(tile_.acc + r * tile_.acc_stride, params_.shape.head_dim_v, 0.0F);
+      }
+    }
   }
 
   // The rows that see a key of the run, and which (relative to the run, and one more if there are any after it); the others are
@@ -359,7 +379,6 @@ class UnitForward {
     const auto bytes = static_cast<std::size_t>(params_.shape.head_dim_v) * sizeof(float);
     for (int r = 0; r < tile_.rows; ++r) {
       const float* const sums = tile_.acc + r * tile_.acc_stride;
-      if (s_.m[r] == kNothing && s_.l[r] != 0.0F) s_.m[r] = 0.0F;  // NaN only
       if (task.o.data != nullptr && s_.end[r] <= run.size()) {
         finish_task_row(params_, task, b, t + s_.head[r], row + s_.index[r], s_.m[r], s_.l[r], sums);
         continue;

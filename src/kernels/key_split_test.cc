@@ -93,6 +93,37 @@ TEST_P(FewQueriesTest, SameBitsHoweverRowsAreDealt) {
   EXPECT_EQ(many.acc.bytes(), one.acc.bytes());
 }
 
+// Where the first keys have no weight and values that are not finite, or are NaN: what follows does not depend on how long a
+// thread keeps the state of a row to itself. Few queries, and many, whose ranges of positions are dealt to threads.
+TEST_P(FewQueriesTest, SameBitsAfterKeysThatAreNotFinite) {
+  for (const auto& [n_q, kv_heads] : {std::pair{1, 2}, {700, 1}}) {
+    for (const double key : {-kInfinity, kNan}) {
+      Spec s = spec(n_q, 1, 8192);
+      s.kv_heads = kv_heads;
+      const auto world = [&] {
+        World result(s);
+        result.q.for_each([&](auto b, auto r, auto h, auto e) { result.q.set(b, r, h, e, 1.0); });
+        result.k.for_each([&](auto b, auto r, auto h, auto e) { result.k.set(b, r, h, e, r < 1024 && e == 0 ? key : -1.0); });
+        result.v.set(0, 100, 0, 5, kInfinity);
+        return result;
+      };
+      World one = world();
+      run_kernel(kernel(), one, {one.whole()}, 1);
+      const bool is_nan = std::isnan(key);
+      EXPECT_EQ(std::isnan(one.l.get(0, 0, 0, 0)), is_nan);
+      EXPECT_EQ(std::isnan(one.acc.get(0, 0, 0, 5)), is_nan);
+      for (const int threads : {2, 3}) {
+        World many = world();
+        run_kernel(kernel(), many, {many.whole()}, threads);
+        EXPECT_TRUE(many.m.bytes() == one.m.bytes()) << s.describe() << ' ' << key << ' ' << threads;
+        if (is_nan) continue;
+        EXPECT_TRUE(many.l.bytes() == one.l.bytes()) << s.describe() << ' ' << threads;
+        EXPECT_TRUE(many.acc.bytes() == one.acc.bytes()) << s.describe() << ' ' << threads;
+      }
+    }
+  }
+}
+
 // A key that only the last query sees holds NaN; a query that sees nothing keeps its state bit for bit.
 TEST_P(FewQueriesTest, VisibleNanShowsInItsRowsOnly) {
   Spec s = spec(4, 2, 5000);
