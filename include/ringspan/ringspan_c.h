@@ -68,7 +68,8 @@ typedef struct ringspan_communicator {
   int32_t (*test)(void* user, uint64_t request, int32_t* complete);
   int32_t (*wait)(void* user, uint64_t request, double deadline_seconds);
   int32_t (*progress)(void* user);
-  /* Tells the peers; `reason` is a zero-terminated text. */
+  /* Tells the peers, and gives back what was posted; `reason` is a zero-terminated text. Called once at most, also after a
+   * callback has failed. */
   void (*abort)(void* user, const char* reason);
 
   /* The remaining ones may be NULL. */

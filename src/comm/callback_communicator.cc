@@ -61,9 +61,12 @@ class CallbackCommunicator final : public Communicator {
     require("progress", c_.progress(c_.user));
   }
 
+  // Also after a failure: until then the callbacks have what was posted.
   void abort(const std::string& reason) noexcept override {
-    if (failure_.code != ErrorCode::ok) return;
+    if (aborted_) return;
+    aborted_ = true;
     c_.abort(c_.user, reason.c_str());
+    if (failure_.code != ErrorCode::ok) return;
     failure_.code = ErrorCode::comm_error;
     try {
       failure_.text = rank_prefix(c_.rank, c_.size) + "aborted: " + reason;
@@ -144,6 +147,7 @@ class CallbackCommunicator final : public Communicator {
   mutable std::vector<PeerTraffic> traffic_;
   mutable std::vector<ringspan_peer_traffic> c_traffic_;
   ErrorText failure_;
+  bool aborted_ = false;
 };
 
 }  // namespace

@@ -162,6 +162,20 @@ TEST(CallbackCommunicatorErrors, AbortPassesTheReasonAndFails) {
   EXPECT_EQ(error_of<CommError>([&] { comm->progress(); }), "rank 1/3: aborted: enough");
 }
 
+// What was posted is the callbacks' until abort returns, and the peers are to know.
+TEST(CallbackCommunicatorErrors, AbortReachesTheCallbacksAfterAFailureToo) {
+  Scripted script;
+  const auto comm = make_communicator(callbacks_of(script));
+  script.status = RINGSPAN_DEVICE_ERROR;
+  script.text = "on fire";
+  EXPECT_EQ(error_of<DeviceError>([&] { comm->progress(); }), "rank 1/3: on fire");
+  EXPECT_EQ(script.aborted, "");
+  comm->abort("rank 1/3: on fire");
+  comm->abort("again");
+  EXPECT_EQ(script.aborted, "rank 1/3: on fire");
+  EXPECT_EQ(error_of<DeviceError>([&] { comm->progress(); }), "rank 1/3: on fire");
+}
+
 TEST(CallbackCommunicatorErrors, WithoutOptionalCallbacksOnlyTheirPartIsMissing) {
   Scripted script;
   ringspan_communicator c = callbacks_of(script);
