@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "plan/cost.h"
+
 namespace ringspan::internal {
 
 std::int64_t Setting::largest_chunk() const {
@@ -26,9 +28,9 @@ std::int64_t Setting::last_stage() const {
       for (const Shard& shard : shards) most = std::max(most, (shard.rows + bucket_rows - 1) / bucket_rows);
       return most;
     };
-    const std::int64_t q = pieces(shards_q), k = pieces(shards_k);
-    return ranks() == 1 ? (options.backward ? 2 : 1) * q * k + 1
-                        : (options.backward ? 2 * q * k * ranks() + q + k : (q * k * ranks() + q)) + 3;
+    const Int128 q = pieces(shards_q), k = pieces(shards_k);
+    return saturated(ranks() == 1 ? (options.backward ? 2 : 1) * q * k + 1
+                                  : (options.backward ? 2 * q * k * ranks() + q + k : (q * k * ranks() + q)) + 3);
   }
   if (ranks() == 1 || rows == 0) return 0;
   return (2 * ((rows + bucket_rows - 1) / bucket_rows) - 1) * (ranks() - 1) + 2;

@@ -15,6 +15,9 @@ using nlohmann::ordered_json;
 
 constexpr int kPlanSchema = 1;  // raised when a field changes its meaning or goes; new fields may appear without
 
+// Paths in it need not be UTF-8.
+std::string text_of(const ordered_json& json) { return json.dump(-1, ' ', false, ordered_json::error_handler_t::replace); }
+
 ordered_json progression_json(const Progression& p) { return ordered_json::array({p.first, p.stride, p.count}); }
 
 ordered_json pieces_json(const std::vector<Progression>& pieces) {
@@ -214,7 +217,7 @@ std::string Plan::to_json() const {
                        {"arena_bytes", arena_bytes()},
                        {"forward", pass_json(*this, Pass::forward)},
                        {"backward", data_->has_backward ? pass_json(*this, Pass::backward) : ordered_json()}};
-  return plan.dump();
+  return text_of(plan);
 }
 
 std::string internal::RankCosts::to_json() const {
@@ -245,7 +248,7 @@ std::string internal::RankCosts::to_json() const {
                              {"options", options_json(first_.options())},
                              {"rejected", rejected_json(first_.data().rejected)},
                              {"ranks", std::move(ranks)}};
-  return json.dump();
+  return text_of(json);
 }
 
 }  // namespace ringspan
