@@ -100,7 +100,9 @@ class CudaRuntime final : public Runtime {
   void check_kernels(const cudaDeviceProp& properties) const {
     const RelaxedCapture relaxed;  // what is loaded here may be allocated
     const cudaError_t status = find_kernels();
-    if (status != cudaErrorNoKernelImageForDevice) return check(status, "cannot load kernels for " + name_);
+    // Which of both depends on the call that loads them.
+    const bool has_no_code = status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
+    if (!has_no_code) return check(status, "cannot load kernels for " + name_);
     forget_error();
     throw Unsupported(
         fmt::format("{} has compute capability {}.{}, and this library was compiled for {}: build it with "

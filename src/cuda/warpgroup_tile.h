@@ -84,7 +84,7 @@ RINGSPAN_DEVICE void exclude_non_finite(M& m, unsigned char* tile, const TileRow
                                         unsigned char* pairs, typename M::template Registers<int, 1>& flags,
                                         Visible&& visible_of) {
   find_non_finite<P, SwizzledTile<P::kCols>>(m, tile, flags);
-  if (!m.sync_any(flags)) return;
+  if (!m.sync_any(flags)) return m.fence_async();  // what was read may be overwritten by a copy of TMA
   note_pairs<P>(m, pairs, [&](int thread) {
     const auto& words = weights[thread];
     return [&words, visible = visible_of(thread)](int half, int index, int column) {
