@@ -221,10 +221,13 @@ def plan(
             raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens} over {ranks}")
         sharding = sharding.kind
     lengths, lengths_k = _check.integers(lengths, "lengths"), _check.integers(lengths_k, "lengths_k")
+    tokens_k = tokens if tokens_k is None else tokens_k
+    if lengths and not lengths_k and tokens_k != tokens:
+        raise InvalidArgument(f"lengths are given, but lengths_k are not, and there are {tokens} tokens and {tokens_k} of keys; give both")
     problem = make_problem(
         batch=batch,
         tokens_q=tokens,
-        tokens_k=tokens if tokens_k is None else tokens_k,
+        tokens_k=tokens_k,
         heads=heads,
         kv_heads=heads if kv_heads is None else kv_heads,
         head_dim=head_dim,

@@ -190,7 +190,7 @@ class MultiheadDilatedAttention(nn.Module):
         k = self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
         v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
         if self.rope_base is not None:
-            positions = self._positions(q, k, positions)
+            positions = self._positions(q, k, positions, options)
             q, k = rotary(q, positions, self.rope_base), rotary(k, positions, self.rope_base)
         elif positions is not None:
             raise InvalidArgument("positions are given, but nothing is rotated: rope_base is None")
@@ -199,12 +199,13 @@ class MultiheadDilatedAttention(nn.Module):
             x = self.norm(x)
         return self.out_proj(x), None
 
-    def _positions(self, q, k, positions):
+    def _positions(self, q, k, positions, options):
         if q.shape[1] != k.shape[1]:
             raise InvalidArgument(f"query has {q.shape[1]} tokens and key {k.shape[1]}; rotated, they must be the same tokens")
         if positions is not None:
             return positions
-        group, sharding = (self.attention._call.options[name] for name in ("group", "sharding"))
+        options = {**self.attention._call.options, **options}  # those of this call count
+        group, sharding = options["group"], options["sharding"]
         if group is not None:
             if not isinstance(sharding, Sharding):
                 raise InvalidArgument(

@@ -243,3 +243,12 @@ def test_slopes_that_require_a_gradient_are_refused_under_vmap():
     q = torch.randn(1, 8, 2, 8)
     with pytest.raises(ringspan.Unsupported, match="alibi_slopes.requires_grad"):
         torch.vmap(lambda s: rt.attention(q, q, q, alibi_slopes=s))(slopes)
+
+
+def test_lengths_of_queries_are_not_taken_for_those_of_other_keys():
+    q = X[:, :4]
+    with pytest.raises(ValueError, match=r"lengths are given, but lengths_k are not, and q has 4 tokens and k 8"):
+        rt.attention(q, X, X, lengths=[4] * X.shape[0])
+    rt.attention(q, X, X, lengths=[4] * X.shape[0], lengths_k=[8] * X.shape[0])
+    with pytest.raises(ValueError, match=r"lengths are given, but lengths_k are not, and there are 4 tokens and 8 of keys"):
+        ringspan.plan(4, tokens_k=8, lengths=[4])

@@ -174,9 +174,9 @@ def block(group=None, sharding="zigzag"):
     )
 
 
-def run(blocks, x, positions=None):
+def run(blocks, x, positions=None, **options):
     for layer in blocks:
-        x = layer(x, positions=positions)
+        x = layer(x, positions=positions, **options)
     return x
 
 
@@ -222,3 +222,17 @@ def test_ranks_train_as_one_process(ranks):
         torch.testing.assert_close(ours_dx, x.grad, atol=1e-6, rtol=1e-4)
         for ours, parameter in zip(weights, blocks.parameters(), strict=True):
             torch.testing.assert_close(ours, parameter.grad, atol=1e-5, rtol=1e-4)
+
+
+def _run_on_a_group_of_the_call(rank, ranks):
+    sharding = Sharding("zigzag", tokens=TOKENS, ranks=ranks)
+    whole = torch.randn(1, TOKENS, 32, generator=torch.Generator().manual_seed(8))
+    out = run(block(), sharding.shard(whole, rank=rank), group=dist.group.WORLD, sharding=sharding)
+    return sharding.unshard(out.detach(), group=dist.group.WORLD).numpy()
+
+
+def test_positions_are_those_of_the_sharding_that_a_call_gives():
+    x = torch.randn(1, TOKENS, 32, generator=torch.Generator().manual_seed(8))
+    expected = run(block(), x).detach()
+    for got in run_ranks(2, _run_on_a_group_of_the_call):
+        torch.testing.assert_close(torch.from_numpy(got), expected, atol=1e-5, rtol=1e-5)

@@ -149,7 +149,7 @@ def attend_parts(q, k, v, parts, **arguments):
         whole = part.first == 0 and part.count == q.shape[0]
         items = (q, k, v) if whole else tuple(t[part.first : part.first + part.count] for t in (q, k, v))
         if part.pattern is None:
-            outputs.append(attend(*items, lengths=[0] * part.count, layout="bshd", **arguments))
+            outputs.append(attend(*items, lengths=[0] * part.count, lengths_k=[0] * part.count, layout="bshd", **arguments))
             continue
         documents = None if part.cu_seqlens is None else torch.tensor(part.cu_seqlens, dtype=torch.int32)
         outputs.append(attend(*items, pattern=part.pattern or None, cu_seqlens=documents, layout="bshd", **arguments))

@@ -7,6 +7,8 @@ True means "attends". Boolean masks become slices of a pattern (exactly, or Unsu
 scores is no mask. A query that sees no key gives 0. With `group`, tensors are this rank's shards and a mask covers all tokens.
 """
 
+import math
+
 import torch
 
 from ..errors import InvalidArgument, Unsupported
@@ -20,7 +22,8 @@ def scaled_dot_product_attention(query, key, value, attn_mask=None, dropout_p=0.
         _check(query, key, value, attn_mask, is_causal, enable_gqa)
         mask = None if attn_mask is None else _boolean(attn_mask, query)
     lead = query.shape[:-3]
-    q, k, v = (t.reshape(-1, *t.shape[-3:]).transpose(1, 2) for t in (query, key, value))
+    batch = math.prod(lead)  # -1 is no number where there are no tokens
+    q, k, v = (t.reshape(batch, *t.shape[-3:]).transpose(1, 2) for t in (query, key, value))
     arguments = dict(dropout_p=dropout_p, scale=scale, group=group, strategy=strategy)
     if group is not None:
         arguments["sharding"] = sharding

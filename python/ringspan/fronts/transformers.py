@@ -88,7 +88,7 @@ class Front:
         """The positions, each within its sequence, of this rank's tokens."""
         positions = sharding.positions(dist.get_rank(self.group))
         if self.documents is not None:
-            offsets = torch.tensor(self.documents)
+            offsets = torch.tensor(self.documents, device=positions.device)
             positions = positions - offsets[torch.searchsorted(offsets, positions, right=True) - 1]
         return positions
 

@@ -207,7 +207,7 @@ def attention(
     - `causal`: aligned at the lower right corner where q and k differ in length (`"causal@top_left"` in a pattern: upper left)
     - `window`: (left, right), inclusive; -1: no bound on that side
     - `cu_seqlens`: packed documents: (documents + 1) offsets into all tokens, of all ranks; `cu_seqlens_k` where keys differ
-    - `lengths`: (batch): tokens of each batch item that are not padding, over all ranks; `lengths_k` where keys differ
+    - `lengths`: (batch): tokens of each batch item that are not padding, over all ranks; `lengths_k` where keys differ (needed where k has another number of tokens)
 
     Scores:
 
@@ -312,6 +312,8 @@ def _prepare(
         raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
     len_q, len_k = _offsets(lengths, "lengths"), _offsets(lengths_k, "lengths_k")
     if len_q is not None and len_k is None:
+        if q.shape[1] != k.shape[1]:
+            raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {q.shape[1]} tokens and k {k.shape[1]}; give both")
         len_k = len_q
     dropout_p = _check.number(dropout_p, "dropout_p")
     if not 0.0 <= dropout_p < 1.0:

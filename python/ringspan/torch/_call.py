@@ -36,7 +36,7 @@ class Call:
         self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
         self.alibi, self.sinks = alibi is not None, sinks is not None
         self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
-        self.key = (text, self.shape, self.lists, self.alibi, self.sinks)
+        self.key = (text, self.place.name, self.shape, self.lists, self.alibi, self.sinks)
 
     def problem(self, tokens_q, tokens_k, ranks):
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape

@@ -247,7 +247,7 @@ class _Group:
         if own is None:
             return message
         ranks = int(found[3]), int(found[4])
-        buffers = {rank: torch.zeros(_SHOWN, dtype=torch.uint8) for rank in {*ranks, self.core.rank}}
+        buffers = {rank: torch.zeros(_SHOWN, dtype=torch.uint8, device="cpu") for rank in {*ranks, self.core.rank}}
         shown = own if len(own) < _SHOWN else own[: _SHOWN - 4] + " ..."
         shown = torch.frombuffer(bytearray(shown.encode("ascii", "replace")), dtype=torch.uint8)
         buffers[self.core.rank][: shown.numel()] = shown

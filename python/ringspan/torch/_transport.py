@@ -133,7 +133,7 @@ class Transport:
         self._abort = text
         self._failed = True
         if self.backend == "gloo" and self.size > 1:
-            buffer = torch.empty(1, dtype=torch.uint8)
+            buffer = torch.empty(1, dtype=torch.uint8, device="cpu")  # whatever torch's default is
             with contextlib.suppress(RuntimeError, CommError):  # a lost connection has ended the waiting, or the group is gone
                 self._end = (self.group.recv([buffer], (self.rank + 1) % self.size, _END_TAG), buffer)
         self._wake.put(None)

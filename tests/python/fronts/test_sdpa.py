@@ -93,6 +93,12 @@ def test_a_batch_of_nothing():
         assert out.shape == (0, H, NQ, D + 4) and q.grad.shape == q.shape
 
 
+def test_no_queries():
+    q, k, v = inputs()
+    out = scaled_dot_product_attention(q[:, :, :0], k, v)
+    assert out.shape == (*q.shape[:2], 0, v.shape[-1])
+
+
 def test_other_batch_dimensions():
     q, k, v = dense.tensors((2, 3, H, NQ, D), (2, 3, H, NK, D), (2, 3, H, NK, D))
     dense.close("5-D", scaled_dot_product_attention(q, k, v), torch.nn.functional.scaled_dot_product_attention(q, k, v))
