@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -45,12 +46,15 @@ struct TunedSizes {
   bool operator==(const TunedSizes&) const = default;
 };
 
-// What a rank needs besides the steps that all ranks plan alike: scratch of its kernels on a CPU, lists of tasks on a device.
-// With a memory budget a plan leaves room for the most of any rank, so that all choose the same strategy and buckets; an
-// Attention agrees on it. Zero: as this rank alone.
+// What a rank needs besides the steps that all ranks plan alike: scratch of its kernels on a CPU, lists of tasks on a device,
+// states and sums of gradients that other kernels do without. With a memory budget a plan leaves room for the most of any rank,
+// so that all choose the same strategy and buckets; an Attention agrees on it. As it is made: as this rank alone.
 struct RankOverhead {
   std::int64_t forward_scratch = 0, backward_scratch = 0;  // bytes
   bool task_lists = false;
+  std::int64_t keys_without_state =
+      std::numeric_limits<std::int64_t>::max();  // of a task, the fewest that any rank's kernel takes
+  bool gradient_sums = false;                    // a rank's kernels cannot write gradients at once
   bool operator==(const RankOverhead&) const = default;
 };
 

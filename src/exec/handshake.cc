@@ -86,10 +86,14 @@ void add_cost(const PlanOptions& options, Fields& fields) {
 
 // A kernel that cannot be had is the planner's to refuse.
 RankOverhead own_overhead(const Problem& problem, const PlanOptions& options) {
-  if (options.device != DeviceKind::cpu) return {0, 0, true};
   try {
-    return {kernel_scratch_bytes(problem, options, Pass::forward),
-            options.backward ? kernel_scratch_bytes(problem, options, Pass::backward) : 0, false};
+    RankOverhead own;
+    own.forward_scratch = kernel_scratch_bytes(problem, options, Pass::forward);
+    if (options.backward) own.backward_scratch = kernel_scratch_bytes(problem, options, Pass::backward);
+    own.task_lists = options.device != DeviceKind::cpu;
+    own.keys_without_state = keys_without_state(problem, options);
+    own.gradient_sums = options.backward && !writes_gradients(options);
+    return own;
   } catch (const Error&) {
     return {};
   }
@@ -153,16 +157,19 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
   fields.most("forward_scratch", own.forward_scratch);
   fields.most("backward_scratch", own.backward_scratch);
   fields.most("task_lists", own.task_lists ? 1 : 0);
+  fields.most("gradient_sums", own.gradient_sums ? 1 : 0);
+  fields.minimum("keys_without_state", own.keys_without_state);
   fields.minimum("tuned.bucket_rows", options.tuned.bucket_rows);
   fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
   Agreement agreement(communicator);
   const auto extents = agreement.agree(fields.list(), nullptr, deadline);
   PlanOptions agreed = options;
-  const std::span<const AgreeExtent> most = std::span(extents).last(5);
-  agreed.most_overhead = {most[0].maximum, most[1].maximum, most[2].maximum != 0};
-  agreed.tuned.bucket_rows = extents[extents.size() - 2].minimum;  // 0 where a rank has measured nothing
-  const std::int64_t budget = extents.back().minimum;
-  agreed.memory_budget = budget == kUnlimited ? 0 : budget;
+  const std::span<const AgreeExtent> last = std::span(extents).last(7);
+  agreed.tuned.bucket_rows = last[5].minimum;  // 0 where a rank has measured nothing
+  agreed.memory_budget = last[6].minimum == kUnlimited ? 0 : last[6].minimum;
+  if (agreed.memory_budget != 0) {
+    agreed.most_overhead = {last[0].maximum, last[1].maximum, last[2].maximum != 0, last[4].minimum, last[3].maximum != 0};
+  }
   return agreed;
 }
 

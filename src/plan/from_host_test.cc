@@ -156,6 +156,15 @@ TEST(FromHost, ThereIsAPieceForAnySize) {
   }
 }
 
+// 2^32 pieces of queries times as many of keys: more stages than int64 can count.
+TEST(FromHost, MoreStagesThanCanBeCountedAreRefused) {
+  for (const int ranks : {1, 2}) {
+    EXPECT_THAT([&] { make_plan(make_problem(ranks, "contiguous", "causal", std::int64_t{1} << 32), make_options(1), 0); },
+                ThrowsMessage<Unsupported>(HasSubstr("use larger buckets")))
+        << ranks << " ranks";
+  }
+}
+
 TEST(FromHost, OtherStrategiesAreRefused) {
   for (const Strategy strategy : {Strategy::local, Strategy::all_gather, Strategy::ring, Strategy::pass_q, Strategy::ulysses}) {
     PlanOptions options = make_options(7);

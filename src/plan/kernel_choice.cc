@@ -1,6 +1,6 @@
 #include "plan/kernel_choice.h"
 
-#include <limits>
+#include <algorithm>
 
 #include "kernels/attend.h"
 
@@ -61,9 +61,10 @@ KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, P
 }
 
 std::int64_t keys_without_state(const Problem& problem, const PlanOptions& options) {
-  if (options.device != DeviceKind::cpu) return std::numeric_limits<std::int64_t>::max();
+  const std::int64_t agreed = options.most_overhead.keys_without_state;
+  if (options.device != DeviceKind::cpu) return agreed;
   const Selected selected = select(problem, options, Pass::forward);
-  return selected.kernel.keys_without_state(selected.shape);
+  return std::min(agreed, selected.kernel.keys_without_state(selected.shape));
 }
 
 std::int64_t kernel_scratch_bytes(const Problem& problem, const PlanOptions& options, Pass pass) {

@@ -19,11 +19,15 @@ inline bool is_fused_kernel(std::string_view name) { return name == "cudnn" || i
 // name that is given, or one per pass, and no tile: a library's fused attention is chosen when the device is there.
 KernelChoice choose_kernel(const Problem& problem, const PlanOptions& options, Pass pass);
 
-// Keys of a task up to which that kernel of the forward pass needs no state of its rows; any number on a device.
+// Keys of a task up to which that kernel of the forward pass needs no state of its rows, any number on a device; no more than
+// every rank takes where ranks agreed on it.
 std::int64_t keys_without_state(const Problem& problem, const PlanOptions& options);
 
-// Whether kernels of the backward pass can write whole gradients: on a device, but where tensors lie on the host.
-inline bool writes_gradients(const PlanOptions& options) { return options.device != DeviceKind::cpu && !options.host_tensors; }
+// Whether kernels of the backward pass can write whole gradients: on a device, but where tensors lie on the host, or where
+// ranks agreed that not all can.
+inline bool writes_gradients(const PlanOptions& options) {
+  return options.device != DeviceKind::cpu && !options.host_tensors && !options.most_overhead.gradient_sums;
+}
 
 // What that kernel needs with that tile; nothing on a device.
 std::int64_t kernel_scratch_bytes(const Problem& problem, const PlanOptions& options, Pass pass);

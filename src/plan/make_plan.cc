@@ -50,7 +50,8 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
   }
   for (const auto& [name, count] : {std::pair{"tuned.bucket_rows", options.tuned.bucket_rows},
                                     {"most_overhead.forward_scratch", options.most_overhead.forward_scratch},
-                                    {"most_overhead.backward_scratch", options.most_overhead.backward_scratch}}) {
+                                    {"most_overhead.backward_scratch", options.most_overhead.backward_scratch},
+                                    {"most_overhead.keys_without_state", options.most_overhead.keys_without_state}}) {
     if (count < 0) throw InvalidArgument(fmt::format("{} ({}) must not be negative", name, count));
   }
   const CostModel& cost = options.cost;

@@ -190,6 +190,8 @@ TEST(PlanJson, NamesTheSourceOfEverySize) {
       {"bucket", {{"rows", 300}, {"source", "tuned"}}},
       {"tuned_by", "tune.json, 2026-11-21"}};
   EXPECT_EQ(sizes, expected);
+  options.tuned.source = "t\xfcne.json, 2026-11-21";  // a path may be any bytes
+  EXPECT_EQ(json::parse(make_plan(problem(), options, 0).to_json())["sizes"]["tuned_by"], "t\uFFFDne.json, 2026-11-21");
 }
 
 TEST(PlanJson, ForwardOnlyAndAutomatic) {

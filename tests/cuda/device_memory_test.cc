@@ -265,6 +265,38 @@ TEST_F(RanksThatDiffer, InTheirThreads) {
   EXPECT_EQ(rows[0], rows[1]);
 }
 
+// The kernel of rank 0 needs no state of rows that one task has, that of rank 1 does where a task has many keys.
+TEST_F(RanksThatDiffer, InTheirKernels) {
+  test_.problem.pattern = Pattern::parse("block:0-800,0-700");
+  test_.problem.tokens_k = 800;
+  test_.options.backward = false;
+  test_.options.strategy = Strategy::automatic;
+  int different = 0;
+  for (std::int64_t budget = 300'000; budget < 2'000'000; budget += 50'000) {
+    std::array<std::string, 2> chosen{};
+    std::array<std::string, 2> alone{};
+    run_thread_ranks(make_thread_world(2), [&](Communicator& communicator) {
+      const auto rank = static_cast<std::size_t>(communicator.rank());
+      PlanOptions own = test_.options;
+      own.attend_kernel = rank == 0 ? "reference" : "portable";
+      own.memory_budget = budget;
+      const auto told = [](const auto& make) {
+        try {
+          const Plan plan = make();
+          return std::string(to_string(plan.strategy())) + " " + std::to_string(plan.bucket_rows());
+        } catch (const OutOfBudget&) {
+          return std::string("out of budget");
+        }
+      };
+      alone[rank] = told([&] { return make_plan(test_.problem, own, communicator.rank()); });
+      chosen[rank] = told([&] { return Attention(test_.problem, own, communicator).plan(); });
+    });
+    EXPECT_EQ(chosen[0], chosen[1]) << "a budget of " << budget << " bytes";
+    different += alone[0] == alone[1] ? 0 : 1;
+  }
+  EXPECT_GT(different, 0) << "no budget makes them differ";
+}
+
 // Nobody can agree where plans are made apart: the refusal says what to give.
 TEST_F(RanksThatDiffer, PlansMadeApart) {
   PlanOptions device = test_.options;
