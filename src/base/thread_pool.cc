@@ -1,5 +1,7 @@
 #include "base/thread_pool.h"
 
+#include <unistd.h>
+
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
@@ -24,6 +26,7 @@ constexpr std::chrono::microseconds kWaitStep{200};
 // One job at a time. A worker joins a job only while it is open, and the caller waits only for workers that joined: one
 // that the operating system has not scheduled yet delays nobody.
 struct ThreadPool::State {
+  const pid_t process = getpid();  // a forked one has none of the threads
   std::mutex mutex;
   std::condition_variable work_ready;  // a job was opened, or the pool stops
   std::condition_variable workers_left;
@@ -38,6 +41,7 @@ struct ThreadPool::State {
 
   void work(int thread);
   void finish(FunctionRef<void()> progress, std::exception_ptr& failure);
+  void start(int count);
   void stop_all();
 };
 
@@ -92,20 +96,33 @@ void ThreadPool::State::stop_all() {
   for (std::thread& thread : threads) thread.join();
 }
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
-  RINGSPAN_CHECK(threads >= 1);
-  state_->threads.reserve(static_cast<std::size_t>(threads) - 1);
+void ThreadPool::State::start(int count) {
+  threads.reserve(static_cast<std::size_t>(count));
   try {
-    for (int thread = 1; thread < threads; ++thread) {
-      state_->threads.emplace_back([state = state_.get(), thread] { state->work(thread); });
+    for (int thread = 1; thread <= count; ++thread) {
+      threads.emplace_back([this, thread] { work(thread); });
     }
   } catch (...) {  // the system refused a thread: those that run must end before the state does
-    state_->stop_all();
+    stop_all();
     throw;
   }
 }
 
-ThreadPool::~ThreadPool() { state_->stop_all(); }
+ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+  RINGSPAN_CHECK(threads >= 1);
+  state_->start(threads - 1);
+}
+
+ThreadPool::~ThreadPool() {
+  if (!forget_forked()) state_->stop_all();
+}
+
+// In a forked process neither can the threads be joined nor is the mutex known to be free: the state is left as it is.
+bool ThreadPool::forget_forked() {
+  if (state_->process == getpid()) return false;
+  static_cast<void>(state_.release());
+  return true;
+}
 
 int ThreadPool::size() const { return static_cast<int>(state_->threads.size()) + 1; }
 
@@ -117,6 +134,10 @@ void ThreadPool::parallel_for(std::int64_t count, Body body, FunctionRef<void()>
       body(index, 0);
     }
     return;
+  }
+  if (const int threads = size(); forget_forked()) {
+    state_ = std::make_unique<State>();
+    state_->start(threads - 1);
   }
   State& state = *state_;
   {

@@ -9,7 +9,8 @@
 // caller waits only for threads that have begun an index. One caller at a time (checked). Body must not throw, except on the
 // calling thread what progress threw: then, as when progress throws between indices, no further index is begun, and the
 // exception leaves parallel_for once every running body has returned. What is computed must not depend on `thread` other
-// than for scratch.
+// than for scratch. A process that is forked from the pool's may use its copy, which starts threads of its own then (and throws
+// std::system_error where it cannot), and may destroy it.
 #pragma once
 
 #include <cstdint>
@@ -31,6 +32,7 @@ class ThreadPool {
 
  private:
   struct State;
+  bool forget_forked();
   std::unique_ptr<State> state_;
 };
 

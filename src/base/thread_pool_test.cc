@@ -1,9 +1,12 @@
 #include "base/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <memory>
 #include <new>
 #include <stdexcept>
 #include <thread>
@@ -130,6 +133,46 @@ TEST_P(ThreadPoolTest, BodyMayPassOnWhatProgressThrew) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ThreadPoolTest, testing::Values(1, 2, 3, 8));
+
+// The threads stay with the parent: the child neither waits for them at the end nor computes without any.
+TEST_P(ThreadPoolTest, AForkedProcessHasThreadsOfItsOwn) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "ThreadSanitizer refuses threads after a fork";
+#endif
+  auto pool = std::make_unique<ThreadPool>(GetParam());
+  const auto sum = [](ThreadPool& used) {
+    std::atomic<std::int64_t> total{0};
+    used.parallel_for(100, [&](std::int64_t index, int) { total += index; }, no_progress);
+    return total.load();
+  };
+  EXPECT_EQ(sum(*pool), 4950);
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    const bool right = sum(*pool) == 4950 && sum(*pool) == 4950 && pool->size() == GetParam();
+    pool.reset();
+    _exit(right ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0) << "status " << status;
+  EXPECT_EQ(sum(*pool), 4950);
+}
+
+TEST_P(ThreadPoolTest, AForkedProcessMayEndWithoutUse) {
+  auto pool = std::make_unique<ThreadPool>(GetParam());
+  const pid_t child = fork();
+  ASSERT_GE(child, 0);
+  if (child == 0) {
+    alarm(20);
+    pool.reset();
+    _exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status)) << "status " << status;
+}
 
 TEST(ThreadPool, ProgressRunsWhileWaiting) {
   ThreadPool pool(2);

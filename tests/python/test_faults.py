@@ -410,3 +410,40 @@ def test_ctrl_c_ends_the_waiting():
     (_, first), (_, second) = try_ranks(2, _interrupted)
     assert first is not None and first[0] == "KeyboardInterrupt", first
     assert second is not None and second[0] == "CommError" and "no sign of life" not in second[1], second
+
+
+_FORKED = """
+import multiprocessing, sys
+import torch
+import ringspan.torch as rt
+
+torch.set_num_threads(2)
+def calls():
+    torch.manual_seed(0)
+    results = []
+    for n in (300, 301, 302, 303, 304, 305):  # more than the sessions that are kept
+        x = torch.randn(1, n, 4, 16)
+        results += [rt.attention(x, x, x, causal=True), rt.attention(x, x, x, causal=True, ranks=2)]
+    return results
+
+def same():
+    sys.exit(0 if all(map(torch.equal, calls(), expected)) else 3)
+
+expected = calls()
+context = multiprocessing.get_context("fork")
+for work in (same, lambda: None):
+    child = context.Process(target=work)
+    child.start()
+    child.join(60)
+    code = child.exitcode
+    if code != 0:
+        child.kill()
+        sys.exit(f"the child's exit code is {code}")
+assert all(map(torch.equal, calls(), expected))
+"""
+
+
+def test_a_forked_process_computes_and_ends():
+    """Like the workers of a DataLoader, after attention in the parent: the threads of its sessions are not in the child."""
+    done = subprocess.run([sys.executable, "-c", _FORKED], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stderr
