@@ -134,6 +134,8 @@ class Attention {
   // The seed of dropout in the passes that follow, instead of the problem's. It must be the same on all ranks, which is not
   // checked, and in a forward pass and its backward pass.
   void set_seed(std::uint64_t seed);
+  // ExecuteOptions::deadline of the passes that follow. Throws InvalidArgument where it is not positive.
+  void set_deadline(Communicator::Seconds deadline);
   const PassStats& stats(Pass pass) const;
   // Time line of the latest passes as Chrome trace JSON (ExecuteOptions::trace).
   std::string trace_json() const;

@@ -104,6 +104,7 @@ class Session {
   }
 
   void set_seed(std::uint64_t seed) { attention_.set_seed(seed); }
+  void set_deadline(double seconds) { attention_.set_deadline(Communicator::Seconds(seconds)); }
   void wait() { attention_.wait(); }
   const Attention& attention() const { return attention_; }
 
@@ -160,6 +161,7 @@ void bind_session(nb::module_& module) {
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,
            "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("set_seed", &Session::set_seed, "seed"_a, "Of dropout, in the calls that follow.")
+      .def("set_deadline", &Session::set_deadline, "seconds"_a, "Of silence from a peer, in the calls that follow.")
       .def("kernels", &Session::kernels, "Of each pass the kernel, and why it is not a library's.")
       .def("wait", &Session::wait, Guard(), "Returns when everything that forward and backward enqueued on a device is done.")
       .def_prop_ro("saved_bytes", [](const Session& s) { return s.attention().saved().size(); })

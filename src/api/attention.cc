@@ -88,6 +88,7 @@ std::span<const std::byte> Attention::saved() const { return impl_->executor->sa
 void Attention::restore_saved(std::span<const std::byte> saved) { impl_->executor->restore_saved(saved); }
 void Attention::copy_saved(std::span<std::byte> target) { impl_->executor->copy_saved(target); }
 void Attention::set_seed(std::uint64_t seed) { impl_->executor->set_seed(seed); }
+void Attention::set_deadline(Communicator::Seconds deadline) { impl_->executor->set_deadline(deadline); }
 const PassStats& Attention::stats(Pass pass) const { return impl_->executor->stats(pass); }
 std::string Attention::trace_json() const { return impl_->executor->trace().json(); }
 

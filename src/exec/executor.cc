@@ -246,6 +246,11 @@ void Executor::copy_saved(std::span<std::byte> target) {
   copy_bytes(target.data(), arena_.data(), target.size());
 }
 
+void Executor::set_deadline(Communicator::Seconds deadline) {
+  check_deadline(deadline);
+  options_.deadline = deadline;
+}
+
 void Executor::check_saved(std::size_t bytes) const {
   if (bytes == saved().size()) return;
   throw InvalidArgument(fmt::format("saved has {} bytes, but the plan keeps {}", bytes, saved().size()));

@@ -68,6 +68,7 @@ class Executor {
   void set_seed(std::uint64_t seed) {
     for (PassState& pass : passes_) pass.params.seed = seed;
   }
+  void set_deadline(Communicator::Seconds deadline);
 
   const Plan& plan() const { return shared_plan_; }
   const PassStats& stats(Pass pass) const { return passes_[static_cast<int>(pass)].stats; }

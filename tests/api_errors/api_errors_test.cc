@@ -4,6 +4,7 @@
 #include <array>
 #include <exception>
 #include <functional>
+#include <future>
 #include <stdexcept>
 #include <string>
 
@@ -292,6 +293,24 @@ TEST(AttentionErrors, BudgetOfOneRank) {
     if (communicator.rank() == 0) test.options.memory_budget = 1000;
     expect_throw<OutOfBudget>([&] { Attention(test.problem, test.options, communicator); },
                               "no plan fits memory_budget (1000 bytes)");
+  });
+}
+
+// Rank 1 does not come: rank 0 waits as long as it was told latest.
+TEST(AttentionErrors, DeadlineOfLaterPasses) {
+  std::promise<void> over;
+  run_thread_ranks(make_thread_world(2), [&](Communicator& communicator) {
+    Case test = make_case(2);
+    test.execute.deadline = Communicator::Seconds(1e6);
+    const Whole whole(test);
+    RankTensors tensors(test, whole, communicator.rank());
+    Attention attention(test.problem, test.options, communicator, test.execute);
+    attention.forward(tensors.forward());
+    expect_throw<InvalidArgument>([&] { attention.set_deadline(Communicator::Seconds(0)); }, "deadline (0 s) must be positive");
+    if (communicator.rank() == 1) return over.get_future().wait();
+    attention.set_deadline(Communicator::Seconds(0.2));
+    expect_throw<CommError>([&] { attention.forward(tensors.forward()); }, "deadline 0.2 s");
+    over.set_value();
   });
 }
 

@@ -187,6 +187,7 @@ class _Group:
             options = call.options(num_threads() if call.place.kind == "cpu" else 1, self.core.size)
             session = _device.Session.of_group(call.place, problem, options, self.core, deadline, call.spec.deterministic)
             self._sessions.put(key, session)
+        session.core.set_deadline(deadline)  # a later call may give another
         try:
             session.run(execute, records[0][6], tensors)
         except BaseException:
