@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <functional>
 #include <thread>
 
 namespace ringspan::cuda {
@@ -22,6 +23,9 @@ void EmulatedBlock::begin_write(int role, std::uint32_t address) {
   require(c.readers == 0, "shared memory is written that an unfinished product reads");
   require(c.reader == role ? !c.unsynced_read : knows(role, c.reader, c.read_at),
           "shared memory is written without a barrier since a product read it");
+  for (int other = 0; other < kRoles; ++other) {
+    require(knows(role, other, c.loaded_at[other]), "shared memory is written without a barrier since another role read it");
+  }
   require(!c.copying, "shared memory is written while a copy to it is under way");
   require(knows(role, c.writer, c.written_at), "shared memory is written without a barrier since another role wrote it");
   c.unsynced = c.unfenced = true;
@@ -30,7 +34,9 @@ void EmulatedBlock::begin_write(int role, std::uint32_t address) {
 }
 
 void EmulatedBlock::check_load(int role, std::uint32_t address) {
-  const Chunk16& c = chunk(address);
+  Chunk16& c = chunk(address);
+  c.loaded_at[role] = known_[role][role];
+  c.unfenced_load[role] = true;
   require(!c.copying, "shared memory is read before its copy was waited for");
   require(c.writer == role ? !c.unsynced : knows(role, c.writer, c.written_at),
           "shared memory is read without a barrier since it was written");
@@ -62,6 +68,10 @@ void EmulatedBlock::end_product(int role, std::span<const std::uint32_t> reads) 
 // written: then it is as if each had written it itself.
 void EmulatedBlock::fence_async(int role) {
   for (Chunk16& c : chunks_) {
+    if (c.unfenced_load[role]) {
+      c.unfenced_load[role] = false;
+      c.loaded_at[role] = known_[role][role];  // nobody else's before they know of the fence
+    }
     if (c.copying || !c.unfenced) continue;
     if (c.writer == role) {
       c.unsynced = true;
@@ -96,6 +106,8 @@ void EmulatedBlock::begin_copy(int role, void* to, const void* from_or_null) {
 void EmulatedBlock::begin_box_copy(int role, std::uint32_t address, const void* data) {
   Chunk16& c = chunk(address);
   require(!c.unfenced, "a box is copied over shared memory without fence_async() since it was written");
+  require(std::ranges::none_of(c.unfenced_load, std::identity()),
+          "a box is copied over shared memory without fence_async() since it was read");
   begin_copy(role, at(address), data);
   c.unfenced = false;
 }

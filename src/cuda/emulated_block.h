@@ -76,6 +76,8 @@ class EmulatedBlock {
     int readers = 0;             // products that have not been waited for
     int writer = 0, reader = 0;  // roles, and when by their clocks: 0 never
     std::uint64_t written_at = 0, read_at = 0;
+    std::array<std::uint64_t, kRoles> loaded_at{};  // when threads of each role last read it by ordinary instructions
+    std::array<bool, kRoles> unfenced_load{};       // no fence_async() of that role since
   };
   struct Event {
     enum Kind : std::uint8_t { copy, arrival, bytes } kind = copy;

@@ -247,6 +247,23 @@ TEST(EmulatedWarpgroup, RulesOfBuffers) {
               ::testing::HasSubstr("without a barrier"));
 }
 
+// What ordinary instructions have read, the hardware's copies overwrite after a fence only.
+TEST(EmulatedWarpgroup, RulesOfBoxes) {
+  const auto overwrites = [](auto prepare) {
+    return broken_rule([&](World& world) {
+      world.copy();
+      world.arrive();
+      world.machine.load_shared(0, world.a_tile());
+      prepare(world);
+      TileMaps maps;
+      maps.maps[maps.count++] = {world.a.data(), 128, 0, 0, 127, 1, 1, 128};
+      copy_mapped_tile<64, 128>(world.machine, world.a_tile(), maps, 0, {0, 4, 0, 0}, world.barrier());
+    });
+  };
+  EXPECT_THAT(overwrites([](World& w) { w.machine.fence_async(), w.machine.sync(); }), ::testing::IsEmpty());
+  EXPECT_THAT(overwrites([](World& w) { w.machine.sync(); }), ::testing::HasSubstr("without fence_async() since it was read"));
+}
+
 TEST(EmulatedWarpgroup, RulesOfRegisters) {
   const auto runs = [](auto program) {
     return broken_rule([&](World& world) {
@@ -408,6 +425,15 @@ TEST(EmulatedRoles, RulesOfReleases) {
     }
   };
   EXPECT_THAT(rule_of_roles<ReleasesEarly>(), ::testing::HasSubstr("an unfinished product reads"));
+  struct ReadsAfterRelease : Roles {
+    void consume(TileRing<2>& ring, int) override {
+      ring.wait(machine);
+      const unsigned char* const tile = buffer(ring.buffer());
+      ring.release(machine);
+      machine.load_shared(0, tile);
+    }
+  };
+  EXPECT_THAT(rule_of_roles<ReadsAfterRelease>(), ::testing::HasSubstr("since another role read it"));
   struct NeverReleases : Roles {
     void consume(TileRing<2>& ring, int) override { ring.wait(machine); }
     void consume() override { Roles::consume(), TileRing<2>(address(1)).wait(machine), block.wait(0, address(1), 1); }

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <limits>
 
 #include "base/check.h"
 #include "cuda/make_tile_maps.h"
@@ -83,7 +84,15 @@ void GpuDevice::name_kernels(std::string_view attend, std::string_view attend_ba
   }
 }
 
-void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward) const {
+void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward, std::int64_t most_rows) const {
+  constexpr std::int64_t kMostRows =
+      std::numeric_limits<std::int32_t>::max() - 1024;  // kernels count rows in 32 bits, some tiles ahead
+  if (most_rows > kMostRows) {
+    throw Unsupported(
+        fmt::format("a task of this plan has {} queries or keys, but kernels of {} take at most {}; use more ranks, or "
+                    "host_tensors",
+                    most_rows, name(), kMostRows));
+  }
   if (!is_supported(shape)) {
     throw Unsupported(fmt::format("{} has no kernel for head_dim {} and head_dim_v {}: at most 256 each", name(),
                                   shape.head_dim, shape.head_dim_v));

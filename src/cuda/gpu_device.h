@@ -38,7 +38,7 @@ class GpuDevice final : public internal::Device {
   void end_copies() override { runtime_->wait_for_copies(); }
 
   void name_kernels(std::string_view attend, std::string_view attend_backward) override;
-  void check_supported(const kernels::AttendShape& shape, bool backward) const override;
+  void check_supported(const kernels::AttendShape& shape, bool backward, std::int64_t most_rows) const override;
   void reserve(std::int64_t task_list_bytes) override;
   void begin_pass() override;
 

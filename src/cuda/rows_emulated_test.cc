@@ -1,4 +1,5 @@
 // The row kernels of this folder, emulated, against those of the CPU: the same bits where nothing is computed but sums of two.
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -254,9 +255,11 @@ TEST_F(Rows, Delta) {
 
 TEST_F(Rows, ShapesBeyondTheKernelsAreRefused) {
   kernels::AttendShape shape{DType::float32, 257, 64, 1, false, false, false, 1};
-  EXPECT_THROW(device_.check_supported(shape, false), Unsupported);
+  EXPECT_THROW(device_.check_supported(shape, false, 1), Unsupported);
   shape.head_dim = 256;
-  EXPECT_NO_THROW(device_.check_supported(shape, true));
+  EXPECT_NO_THROW(device_.check_supported(shape, true, std::int64_t{1} << 30));
+  EXPECT_THAT([&] { device_.check_supported(shape, true, std::int64_t{1} << 31); },
+              ::testing::ThrowsMessage<Unsupported>(::testing::HasSubstr("has 2147483648 queries or keys")));
 }
 
 }  // namespace

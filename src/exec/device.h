@@ -67,8 +67,9 @@ class Device {
   // PlanOptions::attend_kernel and attend_backward_kernel: "mma" or "wgmma" name the device's own kernels, other names leave
   // the choice to it. Throws Unsupported where the device has no such kernel.
   virtual void name_kernels(std::string_view attend, std::string_view attend_backward) = 0;
-  // Throws Unsupported unless attend and, with `backward`, attend_backward can do the shape.
-  virtual void check_supported(const kernels::AttendShape& shape, bool backward) const = 0;
+  // Throws Unsupported unless attend and, with `backward`, attend_backward can do the shape, in tasks of so many queries or
+  // keys.
+  virtual void check_supported(const kernels::AttendShape& shape, bool backward, std::int64_t most_rows) const = 0;
   // Sets storage aside for the tasks of passes: blocks of so many bytes, see plan/device_memory.h.
   virtual void reserve(std::int64_t task_list_bytes) = 0;
   virtual void begin_pass() = 0;

@@ -44,6 +44,12 @@ ThreadPool make_pool(int threads) {
 
 std::int64_t arena_bytes(const PlanData& plan) { return std::max(plan.forward.arena_bytes, plan.backward.arena_bytes); }
 
+std::int64_t most_rows(const Program& program) {
+  std::int64_t most = 0;
+  for (const AttendItem& item : program.attend_items) most = std::max({most, item.slice.q.count, item.slice.k.count});
+  return most;
+}
+
 Plan booked(const Plan& plan, Communicator& communicator, Device* device) {
   const PlanOptions& options = plan.options();
   if (device == nullptr) {
@@ -109,7 +115,8 @@ void Executor::prepare_device() {
     throw InvalidArgument(fmt::format("fake_device delays work on the CPU, but this attention runs on {}", device_->name()));
   }
   device_->name_kernels(plan_->options.attend_kernel, plan_->options.attend_backward_kernel);
-  device_->check_supported(attend_params(*plan_).shape, plan_->has_backward);
+  device_->check_supported(attend_params(*plan_).shape, plan_->has_backward,
+                           std::max(most_rows(plan_->forward), most_rows(plan_->backward)));
   if (!plan_->options.device_messages) mirror_.emplace(*device_, plan_->forward, plan_->backward);
   device_->reserve(task_list_bytes(*plan_));
 }
