@@ -37,7 +37,7 @@ class Selftest:
 
     def worst(self, value):
         """The largest of a number over the ranks."""
-        t = torch.tensor(float(value), dtype=torch.float64)
+        t = torch.tensor(float(value), dtype=torch.float64, device="cpu")
         dist.all_reduce(t, dist.ReduceOp.MAX, group=self.group)
         return t.item()
 
@@ -67,8 +67,8 @@ class Selftest:
                 figures = [math.inf, 0.0]
                 wrong = 0
                 for size, repeats in ((64, 20), (4 << 20, 3)):
-                    out = torch.full((size,), (self.rank * 7 + size) % 251, dtype=torch.uint8)
-                    into = torch.empty(size, dtype=torch.uint8)
+                    out = torch.full((size,), (self.rank * 7 + size) % 251, dtype=torch.uint8, device="cpu")
+                    into = torch.empty(size, dtype=torch.uint8, device="cpu")
                     for _ in range(repeats):
                         turn += 1
                         if self.rank not in (a, b):

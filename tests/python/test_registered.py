@@ -5,6 +5,7 @@ import torch
 from reference import assert_close, attention, mask_of
 from torch.utils.checkpoint import checkpoint
 
+import ringspan
 import ringspan.torch as rt
 
 
@@ -155,6 +156,26 @@ def test_checkpointing(reentrant, dtype):
         results.append((o, q.grad, k.grad, v.grad))
     for a, b in zip(*results):
         assert torch.equal(a, b)
+
+
+def test_autocast_leaves_float64_alone():
+    """As torch's own does: it would lose what it was chosen for; attention then says that it has none."""
+    x = torch.randn(1, 5, 2, 8, dtype=torch.float64)
+    with torch.autocast("cpu", dtype=torch.bfloat16), pytest.raises(ringspan.Unsupported, match="q.dtype .torch.float64. is not supported"):
+        rt.attention(x, x, x)
+
+
+def test_another_default_device():
+    """What attention makes beside results lies on the CPU, whatever torch.set_default_device says."""
+    x = torch.randn(1, 12, 2, 8, requires_grad=True)
+    options = dict(dropout_p=0.25, dropout_seed=3, cu_seqlens=[0, 5, 12], causal=True, ranks=2)
+    expected = rt.attention(x, x, x, **options)
+    with torch.device("meta"):
+        result = rt.attention(x, x, x, **options)
+        rt.attention(x, x, x, dropout_p=0.25).sum().backward()
+        rt.attention(x, x, x, lengths=[7])
+        assert rt.Sharding("zigzag", tokens=12, ranks=2).shard(x, rank=1).device.type == "cpu"
+    assert torch.equal(result, expected)
 
 
 def test_autocast():

@@ -41,6 +41,14 @@ class Structure:
         return None if (left, right) == (-1, -1) else (left, right)
 
 
+@dataclasses.dataclass(frozen=True)
+class Sequence:
+    """What the ranks of a group hold shards of. documents: offsets of packed sequences, None: one."""
+
+    tokens: int
+    documents: tuple[int, ...] | None
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
     """What the mask function gives to every layer: structure for shards of a group, parts for whole tensors.
@@ -54,6 +62,7 @@ class Mask:
     tokens_k: int
     structure: Structure | None
     parts: tuple[Part, ...] | None
+    sequence: Sequence | None = None  # over ranks
 
     @property
     def shape(self):

@@ -62,7 +62,7 @@ def _varlen_functions(name, kind):
                 raise InvalidArgument(f"cu_seqlens ({local}) must be even: a rank holds two chunks of equal length of every sequence")
         offsets = tuple(offset * ranks for offset in local)
         result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                        alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int32), group=group,
+                        alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device="cpu"), group=group,
                         sharding=_document_sharding(kind, offsets, ranks), strategy="ring", layout="thd",
                         return_lse=probabilities(return_attn_probs, dropout_p))  # fmt: skip
         return finish(result, return_attn_probs)
@@ -160,7 +160,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     problem = _llama3_problem(q, k, cu_seqlens_q, max_seqlen_q, heads_k_stride)
     offsets = _gathered_offsets(cu_seqlens_q, local_k_slice, problem, group)
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    expected = llama3_flash_attn_prepare_cu_seqlens(torch.tensor(offsets), causal, rank, ranks)
+    expected = llama3_flash_attn_prepare_cu_seqlens(torch.tensor(offsets, device="cpu"), causal, rank, ranks)
     given = (cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), local_k_slice)
     with together(group):
         if given != (expected[0].tolist(), expected[1].tolist(), expected[4]):
@@ -174,7 +174,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
 def _packed(q, k, v, offsets, group, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs):
     """Packed tokens in equal chunks, with the offsets of all of them."""
     result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                    alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int32), group=group, sharding="contiguous",
+                    alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device="cpu"), group=group, sharding="contiguous",
                     layout="thd", return_lse=probabilities(return_attn_probs, dropout_p))  # fmt: skip
     return finish(result, return_attn_probs)
 

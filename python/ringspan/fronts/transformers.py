@@ -22,7 +22,7 @@ from ..errors import InvalidArgument, Unsupported
 from ..torch._collectives import all_reduce
 from . import _hf_masks
 from ._call import attend, check_offsets, refuse, together
-from ._hf_masks import Mask, Structure
+from ._hf_masks import Mask, Sequence, Structure
 from ._masks import Part, attend_parts, lower_mask
 
 # What models hand down and attention has no use for.
@@ -66,7 +66,7 @@ class Front:
         else:
             self.documents = None
         sharding, rank = self.sharding(input_ids.shape[1]), dist.get_rank(self.group)
-        positions = self._positions(sharding).to(input_ids.device)
+        positions = self._positions(sharding, self.documents).to(input_ids.device)
         result = {"input_ids": sharding.shard(input_ids, rank=rank), "position_ids": positions.expand(input_ids.shape[0], -1)}
         if attention_mask is not None:
             result["attention_mask"] = sharding.shard(attention_mask, rank=rank)
@@ -84,11 +84,11 @@ class Front:
         if self.group is None:
             raise InvalidArgument(f"{name}() needs ranks: register(group=...)")
 
-    def _positions(self, sharding):
+    def _positions(self, sharding, documents):
         """The positions, each within its sequence, of this rank's tokens."""
         positions = sharding.positions(dist.get_rank(self.group))
-        if self.documents is not None:
-            offsets = torch.tensor(self.documents, device=positions.device)
+        if documents is not None:
+            offsets = torch.tensor(documents, device=positions.device)
             positions = positions - offsets[torch.searchsorted(offsets, positions, right=True) - 1]
         return positions
 
@@ -135,21 +135,21 @@ class Front:
 
     def _shard_mask(self, batch, tokens_q, structure, attention_mask, problem):
         """Collective: the ranks learn the number of all tokens, and whether one of them has a problem."""
-        told = torch.tensor([tokens_q, problem is not None, attention_mask is not None])
+        told = torch.tensor([tokens_q, problem is not None, attention_mask is not None], device="cpu")
         all_reduce(told, self.group)
         self._tokens, problems, masks = told.tolist()
         if problems:
             raise Unsupported(problem or "another rank cannot make its mask, and says why")
         if masks not in (0, dist.get_world_size(self.group)):
             raise InvalidArgument(f"{masks} of {dist.get_world_size(self.group)} ranks have an attention_mask; give it to all of them or none")
-        parts = None
+        parts, documents = None, self.documents
         if attention_mask is not None:
             keep = self.sharding().unshard(attention_mask.to(torch.uint8), group=self.group).to(torch.bool)
             if not bool(keep.all()):
-                if self.documents is not None:
+                if documents is not None:
                     raise Unsupported("padding together with packed sequences is not supported; make the padding a sequence of its own")
                 parts = _hf_masks.parts_of(_hf_masks.Structure(structure.lo, structure.hi), batch, self._tokens, self._tokens, 0, keep)
-        return Mask(batch, tokens_q, tokens_q, structure, parts)
+        return Mask(batch, tokens_q, tokens_q, structure, parts, Sequence(self._tokens, documents))
 
     # ---- AttentionInterface ----
 
@@ -166,8 +166,8 @@ class Front:
             if self.group is None:
                 pattern = self._local(attention_mask, q, k, causal, sliding_window, cu_seq_lens_q, cu_seq_lens_k)
             else:
-                pattern = self._over_ranks(attention_mask, causal, sliding_window, position_ids, cu_seq_lens_q)
-                arguments.update(group=self.group, sharding=self.sharding(), strategy=self.strategy)
+                pattern, sharding = self._over_ranks(attention_mask, position_ids, cu_seq_lens_q)
+                arguments.update(group=self.group, sharding=sharding, strategy=self.strategy)
         if isinstance(pattern, tuple):
             return attend_parts(q, k, v, pattern, **arguments), None
         return attend(q, k, v, layout="bshd", **pattern, **arguments), None
@@ -192,25 +192,28 @@ class Front:
                               "the model must create its masks with transformers.masking_utils")  # fmt: skip
         return dict(causal=causal, window=window)
 
-    def _over_ranks(self, mask, causal, sliding_window, position_ids, cu_q):
+    def _over_ranks(self, mask, position_ids, cu_q):
+        """Parts, or the arguments of attention(), and the Sharding. By the mask alone: a layer that is computed again in backward has that
+        of its forward, while the latest one may be another."""
         if mask is not None and not isinstance(mask, Mask):
             raise Unsupported(f"attention_mask of type {type(mask).__name__} is not supported over ranks; pass a 2-D padding mask of this rank's tokens")
         if cu_q is not None:
             raise Unsupported("cu_seq_lens_q is not supported over ranks; give cu_seqlens of all tokens to shard(), or set documents")
-        if mask is None:
-            raise Unsupported("the model made no mask, so the number of tokens of all ranks is not known; it must use transformers.masking_utils")
-        sharding = self.sharding()
+        if mask is None or mask.sequence is None:
+            raise Unsupported("the model made no mask over ranks, so the number of tokens of all ranks is not known; it must use transformers.masking_utils")
+        documents = mask.sequence.documents
+        sharding = self.sharding(mask.sequence.tokens)
         if position_ids is not None:
-            expected = self._positions(sharding)
+            expected = self._positions(sharding, documents)
             if position_ids.dim() != 2 or not bool((position_ids == expected.to(position_ids.device)).all()):
                 raise InvalidArgument(
                     f"position_ids are not the positions of this rank's tokens under {sharding!r}"
-                    f"{'' if self.documents is None else ' within the packed sequences'}: take them from shard() or sharding().positions(rank)"
+                    f"{'' if documents is None else ' within the packed sequences'}: take them from shard() or sharding().positions(rank)"
                 )
         if mask.parts is not None:
-            return mask.parts
-        documents = None if self.documents is None else torch.tensor(self.documents, dtype=torch.int32)
-        return dict(causal=mask.structure.causal, window=mask.structure.window, cu_seqlens=documents)
+            return mask.parts, sharding
+        offsets = None if documents is None else torch.tensor(documents, dtype=torch.int32, device="cpu")
+        return dict(causal=mask.structure.causal, window=mask.structure.window, cu_seqlens=offsets), sharding
 
 
 def _documents(cu_q, cu_k, q, k):

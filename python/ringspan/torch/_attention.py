@@ -121,7 +121,7 @@ def _offsets(values, name):
     if values is None:
         return None
     if not isinstance(values, torch.Tensor):
-        values = torch.tensor(_check.integers(values, name), dtype=torch.int64)
+        values = torch.tensor(_check.integers(values, name), dtype=torch.int64, device="cpu")
     if values.dtype not in (torch.int32, torch.int64) or values.dim() != 1:
         raise InvalidArgument(f"{name} ({values.dtype}, {values.dim()} dimensions) must be a list or tensor of integers, one dimension")
     return values
@@ -134,8 +134,8 @@ def _seed(dropout_p, dropout_seed):
     if dropout_p == 0.0:
         return None
     if dropout_seed is None:
-        return torch.randint(0, 2**62, (1,), dtype=torch.int64)
-    return torch.tensor([dropout_seed if dropout_seed < 2**63 else dropout_seed - 2**64], dtype=torch.int64)
+        return torch.randint(0, 2**62, (1,), dtype=torch.int64, device="cpu")
+    return torch.tensor([dropout_seed if dropout_seed < 2**63 else dropout_seed - 2**64], dtype=torch.int64, device="cpu")
 
 
 def _check_alone(strategy, sharding, tokens):
@@ -292,7 +292,7 @@ def _prepare(
         dtype = torch.get_autocast_dtype(kind)
         if host_tensors and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and {q.dtype, k.dtype, v.dtype} != {dtype}:
             raise InvalidArgument(f"autocast would turn q, k, v into {dtype} in pageable memory; with host_tensors do it yourself, and pin them")
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+        q, k, v = (t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in DTYPES else t for t in (q, k, v))  # float64 is left alone
     _check_tensors(q, k, v, layout)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)

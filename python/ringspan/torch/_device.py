@@ -128,7 +128,7 @@ class Place:
         return t if t is None or not self.pins or t.is_pinned() else self._pinned_copy(t)
 
     def _pinned_copy(self, t):
-        return torch.empty(t.shape, dtype=t.dtype, pin_memory=True).copy_(t)
+        return torch.empty(t.shape, dtype=t.dtype, device="cpu", pin_memory=True).copy_(t)
 
     def vector(self, t):
         """Slopes or sinks, which lie on the device also where the tensors do not."""

@@ -283,6 +283,29 @@ def train(rank, p, kind, sharding, packed, padded, more):
             optimizer.zero_grad()
 
 
+def checkpointed(rank, p):
+    """Layers that backward computes again use the tokens and documents of their forward, whatever was shared out or computed since."""
+    n = 8 * p
+    ours, theirs = make("llama", "sdpa"), make("llama", "sdpa")
+    ranked = front.register(group=dist.group.WORLD)
+    ours.set_attn_implementation("ringspan")
+    ours.gradient_checkpointing_enable()
+    ours.train(), theirs.train()
+    offsets = [0, 3, n - 5, n]
+    ids = text(batch=1, n=n)
+    labels = ids.clone()
+    labels[0, offsets[1:-1]] = -100
+    positions = torch.cat([torch.arange(b - a) for a, b in zip(offsets, offsets[1:])])[None]
+    theirs(ids, labels=labels, position_ids=positions, use_cache=False).loss.backward()
+    loss = ours(**ranked.shard(ids, labels=labels, cu_seqlens=offsets), use_cache=False).loss
+    with torch.no_grad():
+        ours(**ranked.shard(text(n=2 * n)), use_cache=False)
+    loss.backward()
+    for (name, a), (_, b) in zip(ours.named_parameters(), theirs.named_parameters()):
+        dist.all_reduce(a.grad)
+        dense.close(f"rank {rank}/{p}, checkpointed: gradient of {name}", a.grad, b.grad, tolerance=1e-5)
+
+
 def wrong_positions(rank, p):
     """position_ids of the shard by itself, 0, 1, 2, ...: RoPE would be wrong, silently."""
     model = make("llama", "sdpa")
@@ -332,6 +355,7 @@ def everything(rank, p):
         ("qwen3", "zigzag", True, False, {}),
     ):
         train(rank, p, kind, sharding, packed, padded, more)
+    checkpointed(rank, p)
     wrong_positions(rank, p)
     substituted(rank, p)
 
