@@ -32,6 +32,8 @@ using Tensor = std::shared_ptr<fe::graph::Tensor_attributes>;
 
 // The oldest that is asked: before it, bands and head_dim have limits that nobody has tried here.
 constexpr std::size_t kOldest = 91900;
+// Older ones do not read lse by its strides; cudnn-frontend refuses it then.
+constexpr std::size_t kReadsStridesOfLse = 92600;
 
 std::string version_text(std::size_t version) {
   return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
@@ -78,14 +80,16 @@ class GraphBuilder {
   }
   Tensor input(Uid uid, const char* name, const FusedStrides& strides, bool keys, int width) {
     const Layout l = layout(strides, keys, width);
-    return graph_->tensor(
-        fe::graph::Tensor_attributes().set_name(name).set_uid(uid).set_dim(l.dim).set_stride(l.stride).set_data_type(
-            uid == kLse ? fe::DataType_t::FLOAT : type()));
+    return graph_->tensor(typed(fe::graph::Tensor_attributes().set_name(name).set_dim(l.dim).set_stride(l.stride), uid));
   }
   void output(const Tensor& tensor, Uid uid, const FusedStrides& strides, bool keys, int width) {
     const Layout l = layout(strides, keys, width);
-    tensor->set_output(true).set_uid(uid).set_dim(l.dim).set_stride(l.stride).set_data_type(uid == kLse ? fe::DataType_t::FLOAT
-                                                                                                        : type());
+    typed(tensor->set_output(true).set_dim(l.dim).set_stride(l.stride), uid);
+  }
+  // lse of some rows may begin at any of its elements.
+  fe::graph::Tensor_attributes& typed(fe::graph::Tensor_attributes& tensor, Uid uid) const {
+    if (uid != kLse) return tensor.set_uid(uid).set_data_type(type());
+    return tensor.set_uid(uid).set_data_type(fe::DataType_t::FLOAT).set_alignment(sizeof(float));
   }
 
   void forward() {
@@ -167,6 +171,7 @@ class Cudnn : public FusedAttention {
   std::string name() const override { return "cudnn"; }
   std::string refusal(const FusedShape& shape) override { return prepared(shape).refusal; }
   std::int64_t workspace_bytes(const FusedShape& shape) override { return prepared(shape).workspace_bytes; }
+  bool reads_packed_lse() const override { return load_cudnn().version < kReadsStridesOfLse; }
 
  protected:
   virtual Prepared make(const FusedShape& shape) = 0;

@@ -348,8 +348,10 @@ class EmulatedRuntime final : public Runtime {
       return provided_ ? provided_->workspace_bytes(shape) : emulated_workspace_bytes(shape);
     }
     bool takes_own_memory() const override { return provided_ && provided_->takes_own_memory(); }
+    bool reads_packed_lse() const override { return !provided_; }  // as cuDNN before 9.26
     void run(const FusedCall& call) override {
-      const std::string wrong = refusal(call.shape) + misalignment(call);
+      std::string wrong = refusal(call.shape) + misalignment(call);
+      if (call.shape.backward && reads_packed_lse() && !has_packed_lse(call.shape)) wrong += "lse is not packed";
       if (!wrong.empty()) throw std::logic_error("a fused call is wrong: " + wrong);
       FusedCall own = call;
       for (void** data : {&own.q, &own.k, &own.v, &own.o, &own.lse, &own.d_out, &own.dq, &own.dk, &own.dv}) {

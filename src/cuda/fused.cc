@@ -22,6 +22,12 @@ FusedStrides strides_of(const Rows& rows, const Extent& extent) {
   return {extent.batch == 1 ? extent.rows * extent.heads * extent.width : rows.batch_stride, head, row};
 }
 
+FusedStrides strides_of_lse(const kernels::Rows& rows, const FusedShape& s) {
+  const FusedStrides packed = packed_lse(s);
+  return {s.batch == 1 ? packed.batch : rows.batch_stride, s.heads == 1 ? packed.head : rows.head_stride,
+          s.queries == 1 ? packed.row : rows.row_stride};
+}
+
 }  // namespace
 
 FusedCall fused_call(const kernels::AttendParams& params, const internal::FusedTask& fused, internal::FusedMode mode) {
@@ -69,7 +75,8 @@ FusedCall fused_call(const kernels::AttendParams& params, const internal::FusedT
   call.k = key(task.k, s.head_dim, s.k);
   call.v = key(task.v, s.head_dim_v, s.v);
   call.o = query(fused.o, s.head_dim_v, s.o);
-  call.lse = query(task.lse, 1, s.lse);
+  call.lse = task.lse.data;
+  s.lse = strides_of_lse(task.lse, s);
   if (!mode.backward) return call;
   call.d_out = query(task.d_out, s.head_dim_v, s.d_out);
   call.dq = query(task.dq, s.head_dim, s.dq);
@@ -77,6 +84,8 @@ FusedCall fused_call(const kernels::AttendParams& params, const internal::FusedT
   call.dv = key(task.dv, s.head_dim_v, s.dv);
   return call;
 }
+
+FusedStrides packed_lse(const FusedShape& shape) { return {shape.heads * shape.queries, shape.queries, 1}; }
 
 std::string misalignment(const FusedCall& call) {
   const FusedShape& s = call.shape;

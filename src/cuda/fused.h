@@ -21,7 +21,7 @@
 namespace ringspan::cuda {
 
 // From one batch item, head, row to the next, in elements; the last dimension is dense. Of a dimension of one the stride is
-// what a dense tensor would have.
+// what a dense tensor would have: (batch, rows, heads, width), lse (batch, heads, rows).
 struct FusedStrides {
   std::int64_t batch = 0, head = 0, row = 0;
   auto operator<=>(const FusedStrides&) const = default;
@@ -54,6 +54,8 @@ class FusedAttention {
   // Why a shape cannot be computed, in words; empty: it can.
   virtual std::string refusal(const FusedShape& shape) = 0;
   virtual std::int64_t workspace_bytes(const FusedShape& shape) = 0;
+  // A backward pass reads lse only where it is packed, (batch, heads, queries).
+  virtual bool reads_packed_lse() const { return false; }
   // Besides its workspace, from an allocator that nobody here asks.
   virtual bool takes_own_memory() const { return false; }
   // Of a shape that is not refused, at addresses that misalignment() accepts.
@@ -62,6 +64,10 @@ class FusedAttention {
 
 // The call of a task; of a backward pass with the tensors of one.
 FusedCall fused_call(const kernels::AttendParams& params, const internal::FusedTask& task, internal::FusedMode mode);
+
+// Whether lse lies as reads_packed_lse() says, and that it does.
+FusedStrides packed_lse(const FusedShape& shape);
+inline bool has_packed_lse(const FusedShape& shape) { return shape.lse == packed_lse(shape); }
 
 // What of the strides or addresses a fused kernel does not take; empty: nothing. They load 16 bytes at a time.
 std::string misalignment(const FusedCall& call);

@@ -149,27 +149,73 @@ FusedAttention& GpuDevice::fused(std::string_view library) {
   return *found->second;
 }
 
+namespace {
+
+constexpr std::int64_t kPackedAlignment = 256;
+
+// Where a library reads lse only packed and it is not, a copy that is: behind the library's own workspace.
+struct PackedLse {
+  explicit PackedLse(FusedAttention& library, const FusedCall& call)
+      : needed(call.shape.backward && library.reads_packed_lse() && !has_packed_lse(call.shape)), shape(call.shape) {
+    if (needed) shape.lse = packed_lse(shape);
+  }
+  std::int64_t offset(FusedAttention& library) const {
+    return (library.workspace_bytes(shape) + kPackedAlignment - 1) / kPackedAlignment * kPackedAlignment;
+  }
+  std::int64_t workspace_bytes(FusedAttention& library) const {
+    return needed ? offset(library) + shape.batch * shape.lse.batch * std::int64_t{sizeof(float)}
+                  : library.workspace_bytes(shape);
+  }
+
+  bool needed;
+  FusedShape shape;  // as the library is called
+};
+
+}  // namespace
+
 internal::FusedAnswer GpuDevice::ask_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks,
                                            internal::FusedMode mode) {
   FusedAttention& library = fused(mode.library);
   internal::FusedAnswer answer{library.name(), {}, 0, library.takes_own_memory()};
   for (const internal::FusedTask& task : tasks) {
     const FusedCall call = fused_call(params, task, mode);
+    const PackedLse packed(library, call);
     answer.refusal = misalignment(call);
-    if (answer.refusal.empty()) answer.refusal = library.refusal(call.shape);
+    if (answer.refusal.empty()) answer.refusal = library.refusal(packed.shape);
     if (!answer.refusal.empty()) return answer;
-    answer.workspace_bytes = std::max(answer.workspace_bytes, library.workspace_bytes(call.shape));
+    answer.workspace_bytes = std::max(answer.workspace_bytes, packed.workspace_bytes(library));
   }
   return answer;
 }
 
 void GpuDevice::attend_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks,
                              internal::FusedMode mode, std::byte* workspace) {
+  FusedAttention& library = fused(mode.library);
   for (const internal::FusedTask& task : tasks) {
     FusedCall call = fused_call(params, task, mode);
     call.workspace = workspace;
-    fused(mode.library).run(call);
+    if (const PackedLse packed(library, call); packed.needed) {
+      std::byte* const to = workspace + packed.offset(library);
+      copy_lse(call, to);
+      call.shape = packed.shape;
+      call.lse = to;
+    }
+    library.run(call);
   }
+}
+
+void GpuDevice::copy_lse(const FusedCall& call, std::byte* to) {
+  const FusedShape& s = call.shape;
+  const FusedStrides target = packed_lse(s);
+  kernels::RowTask task;
+  task.batch_count = s.batch;
+  task.head_count = s.heads;
+  task.row_count = s.queries;
+  task.operands[0] = {call.lse, DType::float32, s.lse.batch, s.lse.row, s.lse.head};
+  task.operands[1] = {to, DType::float32, target.batch, target.row, target.head};
+  internal::Launch launch;
+  launch.kind = internal::LaunchKind::copy;
+  rows(launch, {&task, 1}, nullptr);
 }
 
 void GpuDevice::reserve(std::int64_t task_list_bytes) {

@@ -71,6 +71,7 @@ class GpuDevice final : public internal::Device {
   void for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                  FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
   FusedAttention& fused(std::string_view library);
+  void copy_lse(const FusedCall& call, std::byte* to);
   Side make_side() const;
   void release(Side& side) noexcept;
   void release_sides() noexcept;

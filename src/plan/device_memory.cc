@@ -26,8 +26,9 @@ std::int64_t task_list_bytes(const PlanData& data) {
       for (const auto* list : {&stage.before, &stage.compute}) {
         for (const Launch& launch : *list) {
           ++launches;
-          if (launch.kind == LaunchKind::sum_sinks || is_fused(launch.kind)) continue;  // these send no list
-          (is_attention(launch.kind) ? attends : rows) += launch.count;
+          if (launch.kind == LaunchKind::sum_sinks) continue;  // sends no list
+          const bool is_own = is_attention(launch.kind) && !is_fused(launch.kind);
+          (is_own ? attends : rows) += launch.count;  // a library's call may have lse copied
         }
       }
     }
