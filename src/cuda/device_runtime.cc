@@ -264,6 +264,7 @@ class CudaRuntime final : public Runtime {
   }
   bool is_complete(Event event) override {
     if (event == 0) return true;
+    const RelaxedCapture relaxed;  // another thread may capture
     // A slot that was recorded again stands for a later point: complete only when that is.
     const cudaError_t status = cudaEventQuery(slot(event));
     if (status == cudaErrorNotReady) {
@@ -286,8 +287,13 @@ class CudaRuntime final : public Runtime {
   }
 
   void finish() noexcept override {
-    ignore(cudaStreamSynchronize(stream_));
-    if (copy_stream_ != nullptr) ignore(cudaStreamSynchronize(copy_stream_));
+    try {
+      const CurrentDevice current(index_);  // a default stream is the current device's
+      ignore(cudaStreamSynchronize(stream_));
+      if (copy_stream_ != nullptr) ignore(cudaStreamSynchronize(copy_stream_));
+    } catch (const Error&) {
+      return;  // the device failed: nothing runs there
+    }
   }
 
  private:
