@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <cstring>
 #include <utility>
 
+#include "comm/rounds.h"
 #include "ringspan/error.h"
 
 namespace nb = nanobind;
@@ -43,7 +45,11 @@ void TorchTransport::completed(std::uint64_t id) {
     const std::lock_guard lock(mutex_);
     const auto found = outstanding_.find(id);
     if (found == outstanding_.end()) return;  // withdrawn
-    Operation& operation = *found->second;
+    Operation& operation = *found->second.operation;
+    const char* const copy = found->second.copy;
+    if (copy != nullptr && operation.message.direction == Message::Direction::receive) {
+      std::memcpy(operation.message.data, copy, static_cast<std::size_t>(operation.message.bytes));
+    }
     outstanding_.erase(found);
     show_life(operation.message.peer);
     operation.moved = operation.message.bytes;
@@ -59,7 +65,7 @@ void TorchTransport::message_failed(std::uint64_t id, const std::string& text) {
     const std::lock_guard lock(mutex_);
     const auto found = outstanding_.find(id);
     if (found == outstanding_.end() || !failure_.empty()) return;
-    failure_ = fmt::format("lost the connection to rank {}: {}", found->second->message.peer, text);
+    failure_ = fmt::format("lost the connection to rank {}: {}", found->second.operation->message.peer, text);
     ++signals_;
   }
   changed_.notify_one();
@@ -83,7 +89,7 @@ double TorchTransport::quiet_seconds() const { return static_cast<double>(now_na
 std::vector<int> TorchTransport::outstanding_peers() const {
   const std::lock_guard lock(mutex_);
   std::vector<bool> named(static_cast<std::size_t>(size()));
-  for (const auto& [id, operation] : outstanding_) named[static_cast<std::size_t>(operation->message.peer)] = true;
+  for (const auto& [id, entry] : outstanding_) named[static_cast<std::size_t>(entry.operation->message.peer)] = true;
   std::vector<int> peers;
   for (int peer = 0; peer < size(); ++peer) {
     if (named[static_cast<std::size_t>(peer)]) peers.push_back(peer);
@@ -101,10 +107,20 @@ void TorchTransport::start(Operation& operation) {
   {
     const std::lock_guard lock(mutex_);
     posted.id = ++last_id_;
-    outstanding_.emplace(posted.id, &operation);
+    outstanding_.emplace(posted.id, Outstanding{&operation, nullptr});
   }
   batch_.push_back(posted);
   if (operation.next_in_batch == nullptr) hand_over();
+}
+
+nb::object TorchTransport::memory_of(const Posted& posted) {
+  auto* const data = static_cast<char*>(posted.data);
+  if (posted.round < kPlanRoundsEnd) return nb::steal(PyMemoryView_FromMemory(data, posted.bytes, PyBUF_WRITE));
+  nb::object copy = nb::steal(PyByteArray_FromStringAndSize(posted.send ? data : nullptr, posted.bytes));
+  if (!copy.is_valid()) throw nb::python_error();
+  const std::lock_guard lock(mutex_);
+  outstanding_.at(posted.id).copy = PyByteArray_AS_STRING(copy.ptr());
+  return copy;
 }
 
 // One call for the whole batch: transports without tags need its messages together.
@@ -115,7 +131,7 @@ void TorchTransport::hand_over() {
     try {
       nb::list list;
       for (const Posted& p : batch_) {
-        const nb::object memory = nb::steal(PyMemoryView_FromMemory(static_cast<char*>(p.data), p.bytes, PyBUF_WRITE));
+        const nb::object memory = memory_of(p);
         list.append(nb::make_tuple(p.send, p.peer, memory, tag_of(p.round, p.bytes), p.id));
       }
       post_(list);
@@ -152,7 +168,10 @@ void TorchTransport::block(TimePoint until) {
   if (Clock::now() - signals_checked_ < std::chrono::milliseconds(100)) return;
   signals_checked_ = Clock::now();
   const nb::gil_scoped_acquire gil;
-  if (PyErr_CheckSignals() != 0) throw nb::python_error();
+  if (PyErr_CheckSignals() == 0) return;
+  const nb::python_error interrupt;
+  abort("interrupted: " + text_of(interrupt));  // buffers of what is under way go with the exception
+  throw interrupt;
 }
 
 void TorchTransport::show_life(int peer) {

@@ -5,7 +5,9 @@
 // takes the GIL; test, wait and progress do not, so kernels are never held up by the interpreter. Signs of life that are no
 // messages, and the errors of other ranks, come from a Python thread that watches the group's store (transport.py).
 //
-// A buffer that was handed to the process group cannot be taken back: after a failure whoever owns the arena keeps it forever.
+// A buffer that was handed to the process group cannot be taken back. Messages of plans lie in arenas: after a failure whoever
+// owns the arena keeps it forever. Those of other rounds are small, and their buffers go with the exception: the process group
+// gets copies, which are Python's.
 // Thread safety: one thread drives it; completed() ... outstanding_peers() may be called by any thread.
 #pragma once
 
@@ -60,7 +62,13 @@ class TorchTransport final : public Transport {
   void withdraw() override;
   std::unique_ptr<Communicator> make_duplicate() override;
 
+  struct Outstanding {
+    Operation* operation = nullptr;
+    const char* copy = nullptr;  // what the process group was given instead of the message's buffer; lives until completed()
+  };
+
   void hand_over();
+  nanobind::object memory_of(const Posted& posted);  // with the GIL
   void show_life(int peer);
 
   nanobind::object post_;
@@ -77,7 +85,7 @@ class TorchTransport final : public Transport {
   std::uint64_t signals_ = 0;
   std::uint64_t seen_ = 0;  // signals seen by the last pump
   std::uint64_t last_id_ = 0;
-  std::unordered_map<std::uint64_t, Operation*> outstanding_;
+  std::unordered_map<std::uint64_t, Outstanding> outstanding_;
   std::string failure_;  // of the process group
   std::string told_;     // by a peer
 };

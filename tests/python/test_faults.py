@@ -3,6 +3,7 @@
 What shows at once says what it is, and what shows at the deadline says so: no test goes by how long it took.
 """
 
+import ctypes
 import os
 import signal
 import socket
@@ -336,6 +337,36 @@ def test_a_killed_rank_fails_the_others_at_once(ranks):
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_a_stopped_rank_fails_the_others_at_the_deadline(ranks):
     assert "no sign of life" in "".join(_texts(try_ranks(ranks, _one_gets, signal.SIGSTOP, 3.0, missing=[1]), 1))
+
+
+def _late(rank, ranks):
+    """Rank 1 comes when rank 0 has given up, whose greeting gloo still has: (its error, how many of its blocks were written since)."""
+    store = dist.distributed_c10d._get_default_store()
+    q, k, v = _tensors(rank, ranks)
+    error, blocks = None, []
+    if rank == 1:
+        store.wait(["given up"])
+    try:
+        rt.attention(q, k, v, group=dist.group.WORLD, deadline=1.0 if rank == 0 else 60.0)
+    except ringspan.CommError as raised:
+        error = str(raised)
+    if rank == 0:
+        libc = ctypes.CDLL(None)
+        libc.malloc.restype = ctypes.c_void_p
+        for size in (64, 128, 256) * 1000:  # what is free now may be what the messages were in
+            blocks.append((libc.malloc(ctypes.c_size_t(size)), size))
+            ctypes.memset(blocks[-1][0], 0xAB, size)
+        store.set("given up", "")
+        store.wait(["came"])
+    else:
+        store.set("came", "")
+    return error, sum(ctypes.string_at(at, size) != bytes([0xAB]) * size for at, size in blocks)
+
+
+def test_buffers_of_a_greeting_that_failed_are_not_touched_later():
+    (_, (first, written)), (_, (second, _)) = try_ranks(2, _late)
+    assert "no sign of life" in first and "rank 0 failed: " in second and "different versions" not in second
+    assert written == 0
 
 
 def _first_stopped(rank, ranks):
