@@ -22,6 +22,19 @@ void subtract(const Progression& p, const Progression& hole, std::vector<Progres
   if (after > 0) out.push_back({hole.last() + p.stride, p.stride, after});
 }
 
+// How many pieces that makes, for a hole inside p.
+std::int64_t pieces_without(const Progression& p, const Progression& hole) {
+  const std::int64_t between = hole.count > 1 ? hole.stride / p.stride - 1 : 0;
+  return between + (hole.first > p.first ? 1 : 0) + (hole.last() < p.last() ? 1 : 0);
+}
+
+// The same of boxes, for a hole that is not empty.
+std::int64_t pieces_without(const Box& box, const Box& hole) {
+  const std::int64_t batches = (hole.batch_first > box.batch_first ? 1 : 0) +
+                               (hole.batch_first + hole.batch_count < box.batch_first + box.batch_count ? 1 : 0);
+  return batches + pieces_without(box.heads, hole.heads) + pieces_without(box.positions, hole.positions);
+}
+
 // Joins b to a where a followed by b is one progression.
 bool join(Progression& a, const Progression& b) {
   const std::int64_t step = b.first - a.last();
@@ -130,7 +143,9 @@ void BoxSet::append(Box box) {
   boxes_.push_back(box);
 }
 
-void BoxSet::cover() {
+void BoxSet::cover(std::span<const Box> more, std::int64_t more_rows) {
+  const std::int64_t rows = row_count(boxes_) + more_rows;
+  boxes_.insert(boxes_.end(), more.begin(), more.end());
   Box all = boxes_.front();
   for (const Box& box : boxes_) {
     const std::int64_t end = std::max(all.batch_first + all.batch_count, box.batch_first + box.batch_count);
@@ -139,7 +154,7 @@ void BoxSet::cover() {
     all.heads = internal::cover(all.heads, box.heads);
     all.positions = internal::cover(all.positions, box.positions);
   }
-  excess_ += all.rows() - row_count(boxes_);
+  excess_ += all.rows() - rows;
   boxes_.assign(1, all);
   covered_ = true;
 }
@@ -157,19 +172,40 @@ bool BoxSet::contains(const Box& box) const {
 
 void BoxSet::add(const Box& box) {
   if (is_empty(box)) return;
+  const auto common_with = [&](const Box& existing) { return may_meet(existing, box) ? intersect(existing, box) : Box{}; };
+  std::int64_t rows = box.rows();  // that the set has not
+  for (const Box& existing : boxes_) rows -= common_with(existing).rows();
+  if (rows == 0) return;
+  if (covered_) return cover({&box, 1}, rows);
+  // Of two that meet, the one that falls into fewer pieces is cut: not a dense box where a sparse one lies in it.
+  constexpr auto kMost = static_cast<std::int64_t>(kMaxBoxes);
+  std::vector<Box> kept;
+  std::vector<Box> holes;
+  for (const Box& existing : boxes_) {
+    const Box common = common_with(existing);
+    if (is_empty(common)) {
+      kept.push_back(existing);
+      continue;
+    }
+    const std::int64_t own = pieces_without(box, common);
+    const std::int64_t theirs = pieces_without(existing, common);
+    if (std::min(own, theirs) > kMost) return cover({&box, 1}, rows);
+    if (theirs < own) {
+      subtract(existing, common, kept);
+    } else {
+      kept.push_back(existing);
+      holes.push_back(common);
+    }
+  }
   std::vector<Box> pending{box};
   std::vector<Box> next;
-  for (const Box& existing : boxes_) {
-    cut_out(existing, pending, next);
-    if (pending.empty()) return;
+  for (const Box& hole : holes) {
+    cut_out(hole, pending, next);
+    if (pending.size() > kMaxBoxes) return cover({&box, 1}, rows);
   }
-  if (covered_) {
-    boxes_.insert(boxes_.end(), pending.begin(), pending.end());
-    cover();
-    return;
-  }
+  boxes_.swap(kept);
   for (const Box& piece : pending) append(piece);
-  if (boxes_.size() > kMaxBoxes) cover();
+  if (boxes_.size() > kMaxBoxes) cover({}, 0);
 }
 
 std::vector<Box> BoxSet::boxes() const {

@@ -31,7 +31,8 @@ class BoxSet {
 
  private:
   void append(Box box);
-  void cover();
+  // Of all boxes and `more`, which has so many rows that the set has not.
+  void cover(std::span<const Box> more, std::int64_t more_rows);
 
   std::vector<Box> boxes_;
   bool covered_ = false;

@@ -113,6 +113,40 @@ TEST(BoxSet, JoinsNeighbours) {
   EXPECT_FALSE(set.contains({0, 1, {1, 2, 2}, {7, 3, 12}}));
 }
 
+// Cut into residues of the sparse one, the dense one would be a million boxes.
+TEST(BoxSet, ADenseBoxTakesSparseOnesIn) {
+  const Progression all{0, 1, std::int64_t{1} << 40};
+  BoxSet set;
+  set.add({0, 1, {0, 1, 2}, {5, 1 << 20, 1000}});
+  set.add({0, 1, {0, 1, 2}, {7, (1 << 20) - 1, 1000}});
+  set.add({0, 1, {0, 1, 2}, all});
+  ASSERT_EQ(set.boxes().size(), 1U);
+  EXPECT_EQ(set.boxes()[0].positions, all);
+  set.add({0, 1, {0, 1, 1}, {3, 1 << 10, 100}});
+  EXPECT_EQ(set.boxes().size(), 1U);
+  EXPECT_EQ(set.excess_rows(), 0);
+}
+
+// The part beyond the dense one stays.
+TEST(BoxSet, ASparseBoxIsCutByADenseOne) {
+  BoxSet set;
+  set.add({0, 1, {0, 1, 1}, {0, 4096, 256}});
+  set.add({0, 1, {0, 1, 1}, {0, 1, 1 << 19}});
+  EXPECT_EQ(row_count(set.boxes()), (1 << 19) + 128);
+  EXPECT_EQ(set.boxes().size(), 2U);
+  EXPECT_EQ(set.excess_rows(), 0);
+}
+
+// Of two sparse ones that meet here and there neither can be cut into few.
+TEST(BoxSet, SparseBoxesThatMeetAreCovered) {
+  BoxSet set;
+  set.add({0, 1, {0, 1, 1}, {0, 4096, 100'000}});
+  set.add({0, 1, {0, 1, 1}, {0, 4097, 100'000}});
+  ASSERT_EQ(set.boxes().size(), 1U);
+  EXPECT_EQ(set.boxes()[0].rows(), 99'999 * 4097 + 1);
+  EXPECT_EQ(set.excess_rows(), 99'999 * 4097 + 1 - (200'000 - 25)) << "25 of them are common: 0, 4096 * 4097, ...";
+}
+
 TEST(BoxSet, TakesNothing) {
   BoxSet set;
   set.add({});
