@@ -166,7 +166,7 @@ class Plan {
   // The same for another rank (plans it).
   std::int64_t arena_bytes(int rank) const;
   // By component; the sum of the lines of a pass is what the rank needs in it: where it computes, but for the pinned ones.
-  // Tensors that lie on the host are pinned.
+  // Tensors that lie on the host are pinned. An optional dlse comes on top: 4 bytes per query row and head.
   std::vector<MemoryLine> memory(Pass pass) const;
   std::int64_t memory_bytes(Pass pass) const;  // without the pinned ones
   std::int64_t pinned_bytes(Pass pass) const;  // 0 of a plan for the CPU

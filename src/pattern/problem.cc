@@ -31,10 +31,11 @@ void validate_shapes(const Problem& p) {
   }
   require(p.dtype == DType::float32 || p.dtype == DType::bfloat16 || p.dtype == DType::float16,
           "dtype ({}) must be float32, bfloat16 or float16", static_cast<int>(p.dtype));
-  // Offsets into a tensor are 64-bit bytes; 2^60 leaves room for the float32 accumulators and for sums of a few.
+  // Sums of bytes over a caller's tensors, an arena and a state per branch are 64-bit.
   const Int128 rows = Int128{p.batch} * std::max(p.tokens_q, p.tokens_k) * p.heads;
   const Int128 bytes = rows * std::max(p.head_dim, p.head_dim_v) * 4;
-  require(bytes <= (Int128{1} << 60), "batch ({}) x tokens ({}) x heads ({}) x head_dim ({}) is more than 2^58 elements",
+  require(bytes <= (Int128{1} << 56) && bytes * p.pattern.states() <= (Int128{1} << 59),
+          "batch ({}) x tokens ({}) x heads ({}) x head_dim ({}) is more than 2^54 elements, or 2^57 with a state per branch",
           p.batch, std::max(p.tokens_q, p.tokens_k), p.heads, std::max(p.head_dim, p.head_dim_v));
 }
 

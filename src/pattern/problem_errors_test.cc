@@ -58,7 +58,7 @@ const Mistake kShapes[] = {
     {"full", [](Problem& p) { p.head_dim = 0; }, "head_dim (0) must be in [1, 256]"},
     {"full", [](Problem& p) { p.head_dim_v = 257; }, "head_dim_v (257) must be in [1, 256]"},
     {"full", [](Problem& p) { p.dtype = static_cast<DType>(7); }, "dtype (7) must be float32, bfloat16 or float16"},
-    {"full", [](Problem& p) { p.batch = p.tokens_q = std::int64_t{1} << 40; }, "is more than 2^58 elements"},
+    {"full", [](Problem& p) { p.batch = p.tokens_q = std::int64_t{1} << 40; }, "is more than 2^54 elements"},
     {"full", [](Problem& p) { p.ranks = 0; }, "ranks (0) must be at least 1"},
     {"full", [](Problem& p) { p.ranks = (1 << 20) + 1; }, "ranks (1048577) must be at most 1048576"},
     {"full", [](Problem& p) { p.scale = std::numeric_limits<float>::infinity(); }, "scale (inf) must be finite"},

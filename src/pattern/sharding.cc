@@ -19,6 +19,8 @@ namespace {
 
 // Interleaved pieces are merged through a list of their positions; beyond this many it would not fit in memory.
 constexpr std::int64_t kMaxEnumerated = std::int64_t{1} << 28;
+// Of block_striped: a piece each.
+constexpr std::int64_t kMaxBlocks = std::int64_t{1} << 24;
 
 std::string_view kind_name(ShardingKind kind) {
   switch (kind) {
@@ -223,7 +225,9 @@ class ListParser {
     std::int64_t value = 0;
     const char* begin = text_.data() + at_;
     const auto [end, error] = std::from_chars(begin, text_.data() + text_.size(), value);
-    if (error != std::errc{} || *begin == '-') fail("expected a position");
+    if (error == std::errc::invalid_argument || *begin == '-') fail("expected a position");
+    if (error != std::errc{})
+      fail(fmt::format("{} is beyond the most tokens ({})", std::string_view(begin, end), internal::kMaxTokens));
     if (value >= internal::kMaxTokens) fail(fmt::format("{} is beyond the most tokens ({})", value, internal::kMaxTokens));
     at_ += static_cast<std::size_t>(end - begin);
     return value;
@@ -308,6 +312,10 @@ Shard make_shard(const Sharding& sharding, std::int64_t tokens, int ranks, int r
   if (rank < 0 || rank >= ranks) {
     throw InvalidArgument(fmt::format("rank ({}) must be in [0, {})", rank, ranks));
   }
+  return internal::make_valid_shard(sharding, tokens, ranks, rank);
+}
+
+Shard internal::make_valid_shard(const Sharding& sharding, std::int64_t tokens, int ranks, int rank) {
   const std::int64_t p = ranks;
   std::vector<Progression> pieces;
   switch (sharding.kind) {
@@ -338,6 +346,13 @@ void validate(const Sharding& sharding, std::int64_t tokens, int ranks) {
   if (sharding.kind == ShardingKind::block_striped) {
     if (sharding.block < 1) {
       throw InvalidArgument(fmt::format("sharding.block ({}) must be at least 1 for block_striped", sharding.block));
+    }
+    // Every rank knows the pieces of all.
+    if (ranks > 1 && sharding.block > 1 && internal::ceil_div(tokens, sharding.block) > kMaxBlocks) {
+      throw Unsupported(
+          fmt::format("sharding.block ({}) deals {} tokens in {} blocks, more than {}; use blocks of at least {}, or striped",
+                      sharding.block, tokens, internal::ceil_div(tokens, sharding.block), kMaxBlocks,
+                      internal::ceil_div(tokens, kMaxBlocks)));
     }
   } else if (sharding.block != 0) {
     throw InvalidArgument(fmt::format("sharding.block ({}) must be 0 for {}", sharding.block, name));

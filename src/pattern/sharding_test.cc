@@ -133,7 +133,8 @@ TEST(Sharding, TextErrorsPointAtTheCharacter) {
   EXPECT_EQ(parse_message("explicit:9-1"), "sharding: the last position is before the first\n  explicit:9-1\n            ^");
   EXPECT_THAT(parse_message("explicit:0-9:0"), HasSubstr("expected a stride of at least 1"));
   EXPECT_THAT(parse_message("explicit:0-9/3"), HasSubstr("expected ',', ';' or the end"));
-  EXPECT_THAT(parse_message("explicit:99999999999999999999"), HasSubstr("expected a position"));
+  EXPECT_THAT(parse_message("explicit:99999999999999999999"),
+              HasSubstr("99999999999999999999 is beyond the most tokens (1099511627776)"));
   EXPECT_EQ(parse_message("explicit:0-9223372036854775807"),
             "sharding: 9223372036854775807 is beyond the most tokens (1099511627776)\n  explicit:0-9223372036854775807\n"
             "             ^");
@@ -162,6 +163,21 @@ TEST(Sharding, InterleavedProgressionsAreMergedUpToALimit) {
     EXPECT_THAT(error.what(), HasSubstr("interleaved progressions of one rank hold 536870912 positions; at most 268435456"));
   }
   EXPECT_EQ(make_shard(sharding, tokens, 2, 1).rows, tokens / 3);
+}
+
+TEST(Sharding, MorePiecesThanAllRanksCanKnowAreRefused) {
+  const Sharding sharding = Sharding::parse("block_striped:2");
+  try {
+    validate(sharding, std::int64_t{1} << 30, 2);
+    FAIL() << "expected an error";
+  } catch (const Unsupported& error) {
+    EXPECT_STREQ(error.what(),
+                 "sharding.block (2) deals 1073741824 tokens in 536870912 blocks, more than 16777216; use blocks of at "
+                 "least 64, or striped");
+  }
+  EXPECT_NO_THROW(validate(Sharding::parse("block_striped:64"), std::int64_t{1} << 30, 2));
+  EXPECT_NO_THROW(validate(sharding, std::int64_t{1} << 30, 1));
+  EXPECT_NO_THROW(validate(Sharding::parse("block_striped:1"), std::int64_t{1} << 30, 2)) << "is striped";
 }
 
 TEST(Sharding, UnsoundFieldsAreRefused) {

@@ -39,6 +39,10 @@ class Canvas {
                                           name, tokens, kMaxDrawnTokens));
       }
     }
+    if (problem.ranks > kMaxDrawnRanks) {
+      throw InvalidArgument(fmt::format("ranks ({}) are too many to draw: at most {}; draw a shorter problem of the same kind",
+                                        problem.ranks, kMaxDrawnRanks));
+    }
     for (int rank = 0; rank < problem.ranks; ++rank) plans_.push_back(make_plan(problem, options, rank));
     owners_q_ = owners(problem.tokens_q, true);
     owners_k_ = owners(problem.tokens_k, false);

@@ -214,6 +214,7 @@ TEST(Draw, RefusesLongProblems) {
       EXPECT_STREQ(error.what(), "tokens_q (513) is too many to draw: at most 512; draw a shorter problem of the same kind");
     }
   }
+  EXPECT_THROW(draw_text(problem(5, 1025, "full"), {}), InvalidArgument);
   EXPECT_NO_THROW(draw_svg(problem(512, 4, "causal"), with(Strategy::ring)));
 }
 

@@ -99,5 +99,23 @@ TEST(Memory, ComponentsSumUp) {
   }
 }
 
+// The largest problems there are: sums of their bytes stay in 64 bits.
+TEST(Memory, OfTheLargestProblems) {
+  Problem p;
+  p.tokens_q = p.tokens_k = std::int64_t{1} << 40;
+  p.heads = p.kv_heads = 64;
+  p.head_dim = p.head_dim_v = 256;
+  for (const int ranks : {1, 1000}) {
+    p.ranks = ranks;
+    PlanOptions options;
+    options.strategy = Strategy::local;
+    const Plan plan = make_plan(p, options, 0);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      for (const MemoryLine& line : plan.memory(pass)) EXPECT_GE(line.bytes, 0) << line.component;
+      EXPECT_GT(plan.memory_bytes(pass), std::int64_t{1} << 56);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ringspan
