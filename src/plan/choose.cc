@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "pattern/validate.h"
 #include "plan/capability.h"
 #include "plan/cost.h"
 #include "plan/load.h"
@@ -124,8 +125,8 @@ class Chooser {
     setting_.problem = &problem;
     setting_.states = problem.pattern.states();
     for (int r = 0; r < problem.ranks; ++r) {
-      setting_.shards_q.push_back(make_shard(problem.sharding_q, problem.tokens_q, problem.ranks, r));
-      setting_.shards_k.push_back(make_shard(problem.sharding_k, problem.tokens_k, problem.ranks, r));
+      setting_.shards_q.push_back(make_valid_shard(problem.sharding_q, problem.tokens_q, problem.ranks, r));
+      setting_.shards_k.push_back(make_valid_shard(problem.sharding_k, problem.tokens_k, problem.ranks, r));
     }
   }
 

@@ -152,7 +152,7 @@ PlanData plan_rank(const Problem& problem, const PlanOptions& options, int rank)
   problem.validate();
   validate_options(problem, options, rank);
   const std::shared_ptr<const Choice> choice = choose_together(problem, options);
-  const Setting setting = choice->setting;
+  const Setting& setting = choice->setting;
   PlanData data = build_plan(setting, rank);
   const std::int64_t bytes = peak_bytes(data);
   if (options.memory_budget > 0 && bytes > options.memory_budget) {  // not one of the ranks that the choice was made by

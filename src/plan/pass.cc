@@ -37,8 +37,8 @@ std::int64_t Setting::last_stage() const {
 }
 
 const RingRoutes& Setting::ring_routes() const {
-  if (ring_routes_ == nullptr) ring_routes_ = std::make_shared<const RingRoutes>(*problem, shards_q, shards_k);
-  return *ring_routes_;
+  std::call_once(shared_->once, [&] { shared_->ring_routes.emplace(*problem, shards_q, shards_k); });
+  return *shared_->ring_routes;
 }
 
 PassBuilder::PassBuilder(const Setting& setting, int rank, bool backward)

@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -44,11 +46,15 @@ struct Setting {
   // The stage in which a streaming strategy ends, the same for every rank, whatever it has to do.
   std::int64_t last_stage() const;
   std::int64_t most_stages() const { return options.host_tensors ? kMaxHostStages : kMaxStages; }
-  // Found when first asked for, then shared by all ranks, passes and bucket sizes.
+  // Found when first asked for, then shared by all ranks, passes and bucket sizes, and by copies of this. Any thread.
   const RingRoutes& ring_routes() const;
 
  private:
-  mutable std::shared_ptr<const RingRoutes> ring_routes_;
+  struct Shared {
+    std::once_flag once;
+    std::optional<const RingRoutes> ring_routes;
+  };
+  std::shared_ptr<Shared> shared_ = std::make_shared<Shared>();
 };
 
 // The plan of one rank, but for what is the choice's: rejected, fingerprint.
