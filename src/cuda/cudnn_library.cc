@@ -4,9 +4,35 @@
 #include <fmt/format.h>
 
 #include <cstdlib>
+#include <filesystem>
+#include <memory>
+#include <new>
 
 namespace ringspan::cuda {
 namespace {
+
+constexpr const char* kCublasLt[] = {"libcublasLt.so.13", "libcublasLt.so.12"};
+
+// Whether cuDNN will find the library that it loads later, and without which it ends the process: here already, where the
+// system looks, or in a folder where cuDNN's own file looks.
+bool finds_cublaslt(void* cudnn) {
+  for (const char* const name : kCublasLt) {
+    if (dlopen(name, RTLD_LAZY | RTLD_LOCAL) != nullptr) return true;
+  }
+  Dl_serinfo size{};
+  if (dlinfo(cudnn, RTLD_DI_SERINFOSIZE, &size) != 0) return true;  // nobody knows
+  const std::unique_ptr<void, void (*)(void*)> memory(::operator new(size.dls_size), [](void* m) { ::operator delete(m); });
+  auto* const found = static_cast<Dl_serinfo*>(memory.get());
+  *found = size;
+  if (dlinfo(cudnn, RTLD_DI_SERINFO, found) != 0) return true;
+  for (unsigned i = 0; i < found->dls_cnt; ++i) {
+    for (const char* const name : kCublasLt) {
+      std::error_code none;
+      if (std::filesystem::exists(std::filesystem::path(found->dls_serpath[i].dls_name) / name, none)) return true;
+    }
+  }
+  return false;
+}
 
 CudnnLibrary find() {
   CudnnLibrary library;
@@ -27,6 +53,10 @@ CudnnLibrary find() {
     return library;
   }
   library.version = version();
+  if (!finds_cublaslt(library.handle)) {
+    library.handle = nullptr;
+    library.error = fmt::format("{} needs {} or {}, which cannot be found", library.file, kCublasLt[0], kCublasLt[1]);
+  }
   return library;
 }
 
