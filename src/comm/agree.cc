@@ -3,13 +3,13 @@
 #include <algorithm>
 #include <bit>
 #include <cstddef>
-#include <cstring>
 #include <limits>
 #include <string>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "base/cut_text.h"
 #include "base/fnv1a.h"
 #include "comm/batch_checker.h"
 #include "comm/error_code.h"
@@ -48,14 +48,14 @@ std::int64_t hash_names(std::span<const AgreeField> fields) {
   return std::bit_cast<std::int64_t>(hash);
 }
 
-void set_error(ErrorSlot& slot, int rank, const ErrorText& error) {
+void set_error(ErrorSlot& slot, int rank, ErrorCode code, std::string_view text) {
+  constexpr std::string_view kMore = "...";
   slot.rank = rank;
-  slot.code = error.code;
+  slot.code = code;
   const std::size_t room = sizeof slot.text - 1;
-  const std::size_t length = std::min(error.text.size(), room);
-  std::memcpy(slot.text, error.text.data(), length);
-  slot.text[length] = '\0';
-  if (error.text.size() > room) std::memcpy(slot.text + room - 3, "...", 3);
+  std::string shown(text);
+  if (text.size() > room) shown = std::string(internal::cut_text(text, room - kMore.size())) += kMore;
+  slot.text[shown.copy(slot.text, room)] = '\0';
 }
 
 }  // namespace
@@ -100,7 +100,10 @@ void Agreement::fill(std::span<const AgreeField> fields, const std::exception_pt
   known_->count = own(static_cast<std::int64_t>(fields.size()));
   known_->names = own(hash_names(fields));
   known_->error = {};
-  if (own_error != nullptr) set_error(known_->error, rank, describe_error(own_error));
+  if (own_error != nullptr) {
+    const ErrorText error = describe_error(own_error);
+    set_error(known_->error, rank, error.code, without_rank_prefix(error.text, rank, communicator_.size()));
+  }
   for (std::size_t i = 0; i < kMaxFields; ++i) known_->fields[i] = i < fields.size() ? own(fields[i].value) : kAbsent;
 }
 

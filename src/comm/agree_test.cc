@@ -120,6 +120,26 @@ TEST(AgreementTest, LongErrorsAreCutAndSaySo) {
   }
 }
 
+TEST(AgreementTest, LongErrorsAreCutBetweenCharacters) {
+  for (int before = 0; before < 2; ++before) {
+    std::string text(static_cast<std::size_t>(before), 'x');
+    for (int i = 0; i < 500; ++i) text += "é";
+    const auto errors = errors_of<InvalidArgument>(
+        1, [&](Communicator& comm) { Agreement(comm).agree({}, std::make_exception_ptr(InvalidArgument(text)), kPatience); });
+    EXPECT_THAT(errors[0], testing::EndsWith("éé...")) << before;
+  }
+}
+
+// Errors of this library's communicators name their rank already.
+TEST(AgreementTest, NoRankIsNamedTwice) {
+  const auto errors = errors_of<CommError>(2, [](Communicator& comm) {
+    const std::exception_ptr own = comm.rank() == 1 ? std::make_exception_ptr(CommError("rank 1/2: no")) : nullptr;
+    Agreement(comm).agree({}, own, kPatience);
+  });
+  EXPECT_EQ(errors[0], "rank 0/2: on rank 1: no");
+  EXPECT_EQ(errors[1], "rank 1/2: no");
+}
+
 TEST(AgreementTest, DifferentListsAreReported) {
   const auto counts = errors_of<CommError>(3, [](Communicator& comm) {
     Agreement agreement(comm);

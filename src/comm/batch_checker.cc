@@ -9,6 +9,11 @@ namespace ringspan {
 
 std::string rank_prefix(int rank, int size) { return fmt::format("rank {}/{}: ", rank, size); }
 
+std::string_view without_rank_prefix(std::string_view text, int rank, int size) {
+  const std::string prefix = rank_prefix(rank, size);
+  return text.starts_with(prefix) ? text.substr(prefix.size()) : text;
+}
+
 BatchChecker::BatchChecker(int rank, int size) : rank_(rank), size_(size) {
   for (auto& stamps : last_) stamps.resize(static_cast<std::size_t>(size), 0);
 }

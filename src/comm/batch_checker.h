@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "ringspan/communicator.h"
@@ -13,6 +14,8 @@ namespace ringspan {
 
 // "rank 3/8: "
 std::string rank_prefix(int rank, int size);
+// An error's text without the prefix, where it begins with that: to be part of another.
+std::string_view without_rank_prefix(std::string_view text, int rank, int size);
 
 class BatchChecker {
  public:

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "base/cut_text.h"
 #include "comm/error_code.h"
 #include "ringspan/error.h"
 
@@ -77,9 +78,8 @@ std::int32_t duplicate(void* user, ringspan_communicator* out) {
 std::uint64_t error_text(void* user, char* buffer, std::uint64_t capacity) {
   const std::string& text = exported(user).error.text;
   if (capacity > 0) {
-    const std::size_t length = std::min<std::size_t>(text.size(), capacity - 1);
-    std::memcpy(buffer, text.data(), length);
-    buffer[length] = '\0';
+    const std::string_view cut = internal::cut_text(text, capacity - 1);
+    buffer[cut.copy(buffer, cut.size())] = '\0';
   }
   return text.size();
 }

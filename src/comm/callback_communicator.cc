@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "base/cut_text.h"
 #include "comm/batch_checker.h"
 #include "comm/c_struct.h"
 #include "comm/error_code.h"
@@ -69,7 +70,8 @@ class CallbackCommunicator final : public Communicator {
     if (failure_.code != ErrorCode::ok) return;
     failure_.code = ErrorCode::comm_error;
     try {
-      failure_.text = rank_prefix(c_.rank, c_.size) + "aborted: " + reason;
+      failure_.text = rank_prefix(c_.rank, c_.size) + "aborted: ";
+      failure_.text += without_rank_prefix(reason, c_.rank, c_.size);
     } catch (...) {
       failure_.text.clear();  // out of memory: failed all the same
     }
@@ -84,7 +86,16 @@ class CallbackCommunicator final : public Communicator {
     copy.struct_size = sizeof copy;
     require("duplicate", c_.duplicate(c_.user, &copy));
     copy.struct_size = std::min<std::uint64_t>(copy.struct_size, sizeof copy);  // there is no more of it
-    return make_communicator(copy);
+    try {
+      if (copy.rank != c_.rank || copy.size != c_.size) {
+        throw InvalidArgument(
+            fmt::format("{}the duplicate callback made rank {}/{}", rank_prefix(c_.rank, c_.size), copy.rank, copy.size));
+      }
+      return make_communicator(copy);
+    } catch (...) {  // nobody else knows of it
+      if (copy.destroy != nullptr) copy.destroy(copy.user);
+      throw;
+    }
   }
 
   std::span<const PeerTraffic> traffic() const override {
@@ -122,7 +133,7 @@ class CallbackCommunicator final : public Communicator {
     if (c_.error_text == nullptr) return {};
     char buffer[4096] = {};
     const std::uint64_t length = c_.error_text(c_.user, buffer, sizeof buffer);
-    return std::string(buffer, std::min<std::size_t>(length, sizeof buffer - 1));
+    return std::string(internal::cut_text({buffer, sizeof buffer - 1}, length));
   }
 
   // Texts of a ringspan communicator behind the callbacks have it already.

@@ -22,6 +22,7 @@ struct Scripted {
   bool makes_request = true;
   int destroyed = 0;
   std::string aborted;
+  ringspan_communicator copy{};  // what duplicate gives
 };
 
 Scripted& scripted(void* user) { return *static_cast<Scripted*>(user); }
@@ -146,6 +147,46 @@ TEST(CallbackCommunicatorErrors, TextsAreCutToTheBufferNotReadPastIt) {
   EXPECT_LT(text.size(), 5000U);
 }
 
+TEST(CallbackCommunicatorErrors, TextsAreCutBetweenCharacters) {
+  Scripted script;
+  const auto comm = make_communicator(callbacks_of(script));
+  script.status = RINGSPAN_UNSUPPORTED;
+  for (int before = 0; before < 2; ++before) {
+    script.text.assign(static_cast<std::size_t>(before), 'x');
+    for (int i = 0; i < 3000; ++i) script.text += "é";
+    const std::string text = error_of<Unsupported>([&] { comm->progress(); });
+    EXPECT_EQ(text.substr(text.size() - 4), "éé") << before;
+  }
+}
+
+// Nobody but us could end it.
+TEST(CallbackCommunicatorErrors, ADuplicateThatIsRefusedIsDestroyed) {
+  Scripted script;
+  ringspan_communicator c = callbacks_of(script);
+  c.duplicate = [](void* user, ringspan_communicator* out) {
+    *out = scripted(user).copy;
+    return std::int32_t{RINGSPAN_OK};
+  };
+  const auto comm = make_communicator(c);
+  Scripted of_copy;
+  const auto refusal = [&] { return error_of<InvalidArgument>([&] { comm->duplicate(); }); };
+  script.copy = callbacks_of(of_copy);
+  script.copy.post = nullptr;
+  EXPECT_EQ(refusal(), "communicator.post must not be null");
+  EXPECT_EQ(of_copy.destroyed, 1);
+  script.copy = callbacks_of(of_copy);
+  script.copy.rank = 2;
+  EXPECT_EQ(refusal(), "rank 1/3: the duplicate callback made rank 2/3");
+  EXPECT_EQ(of_copy.destroyed, 2);
+  script.copy.rank = 1;
+  script.copy.size = 4;
+  script.copy.destroy = nullptr;
+  EXPECT_EQ(refusal(), "rank 1/3: the duplicate callback made rank 1/4");
+  script.copy = callbacks_of(of_copy);
+  EXPECT_EQ(comm->duplicate()->rank(), 1);
+  EXPECT_EQ(of_copy.destroyed, 3);
+}
+
 TEST(CallbackCommunicatorErrors, APostWithoutARequestIsAFailure) {
   Scripted script;
   const auto comm = make_communicator(callbacks_of(script));
@@ -160,6 +201,9 @@ TEST(CallbackCommunicatorErrors, AbortPassesTheReasonAndFails) {
   comm->abort("more than enough");
   EXPECT_EQ(script.aborted, "enough");
   EXPECT_EQ(error_of<CommError>([&] { comm->progress(); }), "rank 1/3: aborted: enough");
+  const auto other = make_communicator(callbacks_of(script));
+  other->abort("rank 1/3: on fire");
+  EXPECT_EQ(error_of<CommError>([&] { other->progress(); }), "rank 1/3: aborted: on fire");
 }
 
 // What was posted is the callbacks' until abort returns, and the peers are to know.

@@ -5,6 +5,7 @@
 #include <tuple>
 #include <utility>
 
+#include "base/cut_text.h"
 #include "pattern/validate.h"
 #include "ringspan/error.h"
 #include "ringspan/pattern.h"
@@ -287,8 +288,9 @@ class Parser {
   // The text with a caret below the place; of a long one only the part around it.
   [[noreturn]] void fail(std::size_t place, const std::string& what) const {
     constexpr std::size_t kShown = 100;
-    const std::size_t begin = place > kShown / 2 && text_.size() > kShown ? place - kShown / 2 : 0;
-    std::string shown(text_.substr(begin, kShown));
+    const std::size_t before = place > kShown / 2 && text_.size() > kShown ? place - kShown / 2 : 0;
+    const std::size_t begin = internal::cut_text(text_, before).size();
+    std::string shown(internal::cut_text(text_.substr(begin), kShown));
     for (char& c : shown) {
       if (static_cast<unsigned char>(c) < ' ') c = ' ';
     }
