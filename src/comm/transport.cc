@@ -75,12 +75,13 @@ void Transport::wait(Request request, Seconds deadline) {
   throw_if_failed();
   Slot& slot = find(request);
   if (std::isnan(deadline.count())) throw InvalidArgument(prefix() + "the deadline of wait is not a number");
-  const TimePoint begin = Clock::now();
+  Listening listening;
   while (true) {
     awaited_ = slot.pending;
     pump();
     if (is_complete(slot)) break;
-    const TimePoint expiry = check_peers(slot.pending, begin, deadline.count());
+    listening.look();
+    const TimePoint expiry = check_peers(slot.pending, listening, deadline.count());
     block(std::min(expiry, Clock::now() + kTick));
   }
   awaited_ = nullptr;
@@ -96,9 +97,7 @@ void Transport::abort(const std::string& reason) noexcept {
   if (failed_) return;
   try {
     // The reason is often an error of this rank, which begins with the same words.
-    const std::string own = prefix();
-    const bool repeats = reason.compare(0, own.size(), own) == 0;
-    const std::string what = "aborted: " + (repeats ? reason.substr(own.size()) : reason);
+    const std::string what = "aborted: " + std::string(without_rank_prefix(reason, rank_, size_));
     become_failed(what, false);
     tell_and_withdraw(fmt::format("rank {} {}", rank_, what));
   } catch (...) {
@@ -244,8 +243,8 @@ bool Transport::is_complete(Slot& slot) {
 
 // Fails when a peer that an incomplete message needs has left or was silent for longer than the deadline; otherwise returns
 // when the next one could be. Silence before the wait began does not count: nobody was listening.
-Transport::TimePoint Transport::check_peers(const Operation* pending, TimePoint begin, double deadline) {
-  const TimePoint now = Clock::now();
+Transport::TimePoint Transport::check_peers(const Operation* pending, const Listening& listening, double deadline) {
+  const double patience = this->patience(deadline);
   double rest = std::numeric_limits<double>::infinity();
   for (const Operation* operation = pending; operation != nullptr; operation = operation->next_in_batch) {
     const int peer = operation->message.peer;
@@ -255,12 +254,15 @@ Transport::TimePoint Transport::check_peers(const Operation* pending, TimePoint 
       pump();  // a rank that failed says so before it leaves
       fail(*operation, fmt::format("rank {} has left", peer));
     }
-    const double silence = Seconds(now - std::max(begin, last_sign_of_life(peer))).count();
-    if (silence >= deadline) {
-      fail(*operation, fmt::format("{} for {:.1f} s (deadline {:g} s)", this->silence(*operation), silence, deadline));
+    const double silence = listening.silence(last_sign_of_life(peer)).count();
+    if (silence >= patience) {
+      const std::string extended = patience == deadline ? "" : fmt::format(", extended to {:.1f} s", patience);
+      fail(*operation,
+           fmt::format("{} for {:.1f} s (deadline {:g} s{})", this->silence(*operation), silence, deadline, extended));
     }
-    rest = std::min(rest, deadline - silence);
+    rest = std::min(rest, patience - silence);
   }
+  const TimePoint now = Clock::now();
   if (rest > 3600.0) return now + std::chrono::hours(1);
   return now + std::chrono::duration_cast<Clock::duration>(Seconds(rest));
 }

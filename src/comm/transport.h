@@ -7,6 +7,7 @@
 // Thread safety: one thread at a time, except Operation::complete, which a peer's thread may set.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -55,6 +56,25 @@ class Transport : public Communicator {
     std::atomic<bool> complete{false};  // after this the transport touches neither the operation nor its buffer
   };
 
+  // How long peers have been silent while this rank listened: from the begin of a wait on, and anew where this rank itself has
+  // not looked for long. Then it was stopped, and its peers may have been too.
+  class Listening {
+   public:
+    void look() {  // many times a second
+      const TimePoint now = Clock::now();
+      if (now - looked_ > kAbsence) since_ = now;
+      looked_ = now;
+    }
+    // As of the last look.
+    Seconds silence(TimePoint last_sign_of_life) const { return looked_ - std::max(since_, last_sign_of_life); }
+    Seconds so_far() const { return looked_ - since_; }
+
+   private:
+    static constexpr std::chrono::milliseconds kAbsence{500};
+    TimePoint since_ = Clock::now();
+    TimePoint looked_ = since_;
+  };
+
   // First in, first out; links operations that live elsewhere.
   class OperationQueue {
    public:
@@ -90,6 +110,8 @@ class Transport : public Communicator {
   virtual TimePoint last_sign_of_life(int peer) const = 0;
   // What the peer of a message did not do for longer than the deadline: "no sign of life".
   virtual std::string silence(const Operation& /*operation*/) const { return "no sign of life"; }
+  // For how many seconds it need not, where that may rightly take longer than the deadline.
+  virtual double patience(double deadline) const { return deadline; }
   // True when the peer has left for good and nothing that is not complete by now ever will be.
   virtual bool has_left(int peer) const = 0;
   // Tells the peers that they must fail too; `cause` says which rank it began in: "rank 3 failed: ...", "rank 3 aborted: ...".
@@ -141,7 +163,7 @@ class Transport : public Communicator {
   Slot& find(Request request);
   void release(Slot& slot, std::uint32_t index);
   static bool is_complete(Slot& slot);
-  TimePoint check_peers(const Operation* pending, TimePoint begin, double deadline);
+  TimePoint check_peers(const Operation* pending, const Listening& listening, double deadline);
   void become_failed(std::string_view cause, bool told_by_peer);
   void tell_and_withdraw(const std::string& cause);
 
