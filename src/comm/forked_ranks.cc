@@ -16,7 +16,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "base/check.h"
+#include "base/cut_text.h"
 #include "comm/error_code.h"
 #include "comm/socket.h"
 #include "ringspan/error.h"
@@ -41,22 +41,45 @@ struct Child {
   std::size_t read = 0;
   bool stopped = false;
   bool overdue = false;  // killed by us
+  bool died = false;     // of itself, by a signal or without a record
 };
 
-// The mesh of all ranks passes through this process, and may need more descriptors than it may have: the soft limit is raised,
-// as far as the hard one allows, until the children are off.
+// Where the program ignores the ends of its children, nobody could learn how ours have ended: meanwhile it does not.
+class HeededChildren {
+ public:
+  HeededChildren() {
+    struct sigaction heeded {};
+    heeded.sa_handler = SIG_DFL;
+    if (::sigaction(SIGCHLD, nullptr, &before_) != 0) return;
+    if (before_.sa_handler != SIG_IGN && (before_.sa_flags & SA_NOCLDWAIT) == 0) return;
+    changed_ = ::sigaction(SIGCHLD, &heeded, nullptr) == 0;
+  }
+  ~HeededChildren() { restore(); }
+  HeededChildren(const HeededChildren&) = delete;
+  HeededChildren& operator=(const HeededChildren&) = delete;
+
+  void restore() const {
+    if (changed_) ::sigaction(SIGCHLD, &before_, nullptr);
+  }
+
+ private:
+  struct sigaction before_ {};
+  bool changed_ = false;
+};
+
+// The mesh of all ranks passes through this process, and may need more descriptors than it may have: the soft limit is raised
+// by so many, as far as the hard one allows, until the children are off.
 class DescriptorLimit {
  public:
   explicit DescriptorLimit(int ranks) {
     if (::getrlimit(RLIMIT_NOFILE, &before_) != 0) return;
     const auto p = static_cast<rlim_t>(ranks);
-    const rlim_t needed = 2 * p * (p - 1) + p + 64;  // two sockets per pair and side, a pipe per child, what is open anyway
-    if (before_.rlim_cur >= needed) return;
+    const rlim_t needed = 2 * p * (p - 1) + p + 64;  // two sockets per pair and side, a pipe per child, some more
     if (before_.rlim_max < needed) {
       throw Error(fmt::format("{} forked ranks need {} file descriptors, the limit is {}", ranks, needed, before_.rlim_max));
     }
     rlimit raised = before_;
-    raised.rlim_cur = needed;
+    raised.rlim_cur += std::min(needed, raised.rlim_max - raised.rlim_cur);
     changed_ = ::setrlimit(RLIMIT_NOFILE, &raised) == 0;
   }
   ~DescriptorLimit() {
@@ -107,8 +130,8 @@ std::unique_ptr<Communicator> join_mesh(Mesh& mesh, int rank) {
 void write_record(int fd, const ErrorText& error) {
   Record record;
   record.code = static_cast<std::int32_t>(error.code);
-  record.length = static_cast<std::uint32_t>(std::min(error.text.size(), sizeof record.text));
-  error.text.copy(record.text, record.length);
+  record.length =
+      static_cast<std::uint32_t>(internal::cut_text(error.text, sizeof record.text).copy(record.text, sizeof record.text));
   const auto* bytes = reinterpret_cast<const char*>(&record);
   std::size_t rest = sizeof record - sizeof record.text + record.length;
   while (rest > 0) {
@@ -138,7 +161,7 @@ void write_record(int fd, const ErrorText& error) {
   ::_exit(error.code == ErrorCode::ok ? 0 : 1);
 }
 
-void start_children(std::vector<Child>& children, const RankBody& body) {
+void start_children(std::vector<Child>& children, const HeededChildren& heeded, const RankBody& body) {
   const int ranks = static_cast<int>(children.size());
   const DescriptorLimit limit(ranks);
   Mesh mesh = make_mesh(ranks);
@@ -153,6 +176,7 @@ void start_children(std::vector<Child>& children, const RankBody& body) {
     child.pid = ::fork();
     if (child.pid < 0) throw Error(fmt::format("cannot fork rank {}/{}: {}", rank, ranks, std::strerror(errno)));
     if (child.pid == 0) {
+      heeded.restore();
       for (Child& other : children) other.pipe.reset();
       run_child(mesh, rank, body, write_end.get());
     }
@@ -173,6 +197,7 @@ struct Children {
   ~Children() {
     for (Child& child : list) kill_and_reap(child);
   }
+  HeededChildren heeded;
   std::vector<Child> list;
 };
 
@@ -195,7 +220,8 @@ void set_error(RankOutcome& outcome, ErrorCode code, std::string message) {
   outcome.message = std::move(message);
 }
 
-RankOutcome make_outcome(Child& child, int rank, int ranks, int status) {
+// `reaped_elsewhere`: the status is not known.
+RankOutcome make_outcome(Child& child, int rank, int ranks, int status, bool reaped_elsewhere) {
   RankOutcome outcome;
   const std::string prefix = fmt::format("rank {}/{}: ", rank, ranks);
   if (child.overdue) {
@@ -206,15 +232,18 @@ RankOutcome make_outcome(Child& child, int rank, int ranks, int status) {
     }
     return outcome;
   }
+  const std::size_t head = sizeof child.record - sizeof child.record.text;
+  child.died = child.read < head || child.read < head + child.record.length || WIFSIGNALED(status);
   if (WIFSIGNALED(status)) {
     outcome.signal = WTERMSIG(status);
     set_error(outcome, ErrorCode::comm_error,
               fmt::format("{}killed by signal {} ({})", prefix, outcome.signal, ::strsignal(outcome.signal)));
     return outcome;
   }
-  const std::size_t head = sizeof child.record - sizeof child.record.text;
-  if (child.read < head || child.read < head + child.record.length) {
-    set_error(outcome, ErrorCode::comm_error, fmt::format("{}exited with status {} in its body", prefix, WEXITSTATUS(status)));
+  if (child.died) {
+    const std::string how =
+        reaped_elsewhere ? "ended without a report" : fmt::format("exited with status {} in its body", WEXITSTATUS(status));
+    set_error(outcome, ErrorCode::comm_error, prefix + how);
     return outcome;
   }
   set_error(outcome, static_cast<ErrorCode>(child.record.code), std::string(child.record.text, child.record.length));
@@ -249,7 +278,7 @@ std::vector<RankOutcome> wait_for_all(std::vector<Child>& children, Communicator
       if (child.pid < 0) continue;
       int status = 0;
       const pid_t result = ::waitpid(child.pid, &status, WNOHANG | WUNTRACED | WCONTINUED);
-      const bool reaped_elsewhere = result < 0 && errno == ECHILD;  // the program ignores SIGCHLD; the pipe has told us
+      const bool reaped_elsewhere = result < 0 && errno == ECHILD;  // by the program's handler of SIGCHLD, say
       const bool changed = result == child.pid && (WIFSTOPPED(status) || WIFCONTINUED(status));
       if (changed) child.stopped = WIFSTOPPED(status);
       if (changed || (result != child.pid && !reaped_elsewhere)) {
@@ -260,7 +289,7 @@ std::vector<RankOutcome> wait_for_all(std::vector<Child>& children, Communicator
       child.pid = -1;
       if (child.pipe.get() >= 0) read_record(child);
       RankOutcome& outcome = outcomes[static_cast<std::size_t>(rank)];
-      outcome = make_outcome(child, rank, ranks, status);
+      outcome = make_outcome(child, rank, ranks, status, reaped_elsewhere);
       if (outcome.error != nullptr && !std::exchange(failed, true)) first_error = Clock::now();
     }
     if (running == 0) return outcomes;
@@ -275,30 +304,41 @@ std::vector<RankOutcome> wait_for_all(std::vector<Child>& children, Communicator
   }
 }
 
-}  // namespace
-
-std::vector<RankOutcome> try_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options) {
-  if (ranks < 1) throw InvalidArgument(fmt::format("ranks ({}) must be at least 1", ranks));
-  if (!body) throw InvalidArgument("body is empty");
-  Children children(ranks);
-  start_children(children.list, body);
+std::vector<RankOutcome> run_children(Children& children, const RankBody& body, const ForkOptions& options) {
+  start_children(children.list, children.heeded, body);
   return wait_for_all(children.list, options.grace);
 }
 
+void check_arguments(int ranks, const RankBody& body) {
+  if (ranks < 1) throw InvalidArgument(fmt::format("ranks ({}) must be at least 1", ranks));
+  if (!body) throw InvalidArgument("body is empty");
+}
+
+}  // namespace
+
+std::vector<RankOutcome> try_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options) {
+  check_arguments(ranks, body);
+  Children children(ranks);
+  return run_children(children, body, options);
+}
+
 void run_forked_ranks(int ranks, const RankBody& body, const ForkOptions& options) {
-  const std::vector<RankOutcome> outcomes = try_forked_ranks(ranks, body, options);
-  // Causes before consequences: a killed process, an error of a rank's own, what communication noticed, what a peer told.
-  const auto order = [](const RankOutcome& outcome) {
-    if (outcome.signal != 0) return 0;
-    const ErrorCode code = describe_error(outcome.error).code;
-    if (code == ErrorCode::comm_error) return 2;
-    return code == ErrorCode::peer_failure ? 3 : 1;
+  check_arguments(ranks, body);
+  Children children(ranks);
+  const std::vector<RankOutcome> outcomes = run_children(children, body, options);
+  // Causes before consequences: a process that was killed, or ended without a record, an error of a rank's own, what
+  // communication noticed, what a peer told.
+  const auto order = [&](std::size_t rank) {
+    if (children.list[rank].died) return outcomes[rank].signal != 0 ? 0 : 1;
+    const ErrorCode code = describe_error(outcomes[rank].error).code;
+    if (code == ErrorCode::comm_error) return 3;
+    return code == ErrorCode::peer_failure ? 4 : 2;
   };
-  const RankOutcome* first = nullptr;
-  for (const RankOutcome& outcome : outcomes) {
-    if (outcome.error != nullptr && (first == nullptr || order(outcome) < order(*first))) first = &outcome;
+  std::size_t first = outcomes.size();
+  for (std::size_t rank = 0; rank < outcomes.size(); ++rank) {
+    if (outcomes[rank].error != nullptr && (first == outcomes.size() || order(rank) < order(first))) first = rank;
   }
-  if (first != nullptr) std::rethrow_exception(first->error);
+  if (first != outcomes.size()) std::rethrow_exception(outcomes[first].error);
 }
 
 SharedMemory::SharedMemory(std::size_t bytes) : bytes_(bytes) {

@@ -1,3 +1,4 @@
+#include <fcntl.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -63,6 +64,12 @@ TEST(ForkedRanksTest, TheMeshMayNeedMoreDescriptorsThanTheSoftLimit) {
   rlimit after{};
   ASSERT_EQ(::getrlimit(RLIMIT_NOFILE, &after), 0);
   EXPECT_EQ(after.rlim_cur, 128U);
+  low.rlim_cur = 256;
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &low), 0);
+  std::array<int, 120> open{};  // besides what is open anyway
+  for (int& fd : open) ASSERT_GE(fd = ::open("/dev/null", O_RDONLY | O_CLOEXEC), 0);
+  run_forked_ranks(9, [](Communicator& comm) { ring_step(comm, 0); });
+  for (const int fd : open) ::close(fd);
   ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &before), 0);
 }
 
@@ -111,6 +118,74 @@ TEST(ForkedRanksTest, AnExitInTheBodyIsADeath) {
   });
   EXPECT_EQ(outcomes[1].message, "rank 1/2: exited with status 7 in its body");
   EXPECT_THAT(outcomes[0].message, HasSubstr("rank 1 died"));
+}
+
+std::string error_of_run(int ranks, const RankBody& body) {
+  try {
+    run_forked_ranks(ranks, body);
+  } catch (const CommError& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(ForkedRanksTest, AnExitInTheBodyIsTheCauseOfWhatItsPeersSay) {
+  const auto body = [](Communicator& comm) {
+    ring_step(comm, 0);
+    if (comm.rank() == 1) ::_exit(7);
+    for (std::uint64_t round = 1; round < 9; ++round) ring_step(comm, round);
+  };
+  EXPECT_EQ(error_of_run(3, body), "rank 1/3: exited with status 7 in its body");
+}
+
+// A rank that is killed, in a program that has its own way with SIGCHLD.
+std::string error_with(const struct sigaction& of_program) {
+  struct sigaction before {};
+  ::sigaction(SIGCHLD, &of_program, &before);
+  const std::string error = error_of_run(3, [](Communicator& comm) {
+    ring_step(comm, 0);
+    if (comm.rank() == 1) ::raise(SIGKILL);
+    for (std::uint64_t round = 1; round < 9; ++round) ring_step(comm, round);
+  });
+  struct sigaction after {};
+  ::sigaction(SIGCHLD, &before, &after);
+  EXPECT_EQ(after.sa_handler, of_program.sa_handler);
+  EXPECT_EQ(after.sa_flags & SA_NOCLDWAIT, of_program.sa_flags & SA_NOCLDWAIT);
+  return error;
+}
+
+TEST(ForkedRanksTest, AProgramMayIgnoreItsChildren) {
+  struct sigaction ignored {};
+  ignored.sa_handler = SIG_IGN;
+  EXPECT_THAT(error_with(ignored), StartsWith("rank 1/3: killed by signal 9"));
+  struct sigaction dropped {};
+  dropped.sa_flags = SA_NOCLDWAIT;
+  EXPECT_THAT(error_with(dropped), StartsWith("rank 1/3: killed by signal 9"));
+}
+
+TEST(ForkedRanksTest, AProgramMayReapItsChildren) {
+  struct sigaction reaping {};
+  reaping.sa_handler = [](int) {
+    const int kept = errno;
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    errno = kept;
+  };
+  // Mostly the handler is first.
+  EXPECT_THAT(error_with(reaping),
+              testing::AnyOf("rank 1/3: ended without a report", StartsWith("rank 1/3: killed by signal 9")));
+}
+
+TEST(ForkedRanksTest, LongErrorsAreCutBetweenCharacters) {
+  for (int before = 0; before < 2; ++before) {
+    std::string text(static_cast<std::size_t>(before), 'x');
+    for (int i = 0; i < 3000; ++i) text += "é";
+    const auto outcomes = try_forked_ranks(2, [&](Communicator& comm) {
+      if (comm.rank() == 1) throw InvalidArgument(text);
+      ring_step(comm, 0);
+    });
+    for (const RankOutcome& outcome : outcomes) EXPECT_THAT(outcome.message, testing::EndsWith("éé")) << before;
+  }
 }
 
 TEST(ForkedRanksTest, AStoppedRankIsMissedAtTheDeadlineAndCleanedUp) {

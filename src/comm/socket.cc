@@ -9,7 +9,6 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
-#include "base/check.h"
 #include "ringspan/error.h"
 
 namespace ringspan {
@@ -84,14 +83,20 @@ Moved receive_with_fds(int fd, void* data, std::size_t bytes, PeerSockets& recei
   message.msg_controllen = sizeof attached;
   const ssize_t result = ::recvmsg(fd, &message, MSG_DONTWAIT | MSG_CMSG_CLOEXEC);
   if (result == 0) return {0, true, 0};
-  if (result > 0) {
-    for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
-      if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
-      RINGSPAN_CHECK(header->cmsg_len == CMSG_LEN(kFdBytes));
-      int fds[2];
-      std::memcpy(fds, CMSG_DATA(header), kFdBytes);
-      received = {fds[0], fds[1]};
-    }
+  if (result < 0) return moved(result);
+  int fds[2];
+  std::size_t count = 0;
+  for (cmsghdr* header = CMSG_FIRSTHDR(&message); header != nullptr; header = CMSG_NXTHDR(&message, header)) {
+    if (header->cmsg_level != SOL_SOCKET || header->cmsg_type != SCM_RIGHTS) continue;
+    count = (header->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    std::memcpy(fds, CMSG_DATA(header), count * sizeof(int));  // there is room for no more than two
+  }
+  const bool cut = (message.msg_flags & MSG_CTRUNC) != 0;
+  if (count == 2 && !cut) {
+    received = {fds[0], fds[1]};
+  } else if (count != 0 || cut) {
+    for (std::size_t i = 0; i < count; ++i) ::close(fds[i]);
+    return {0, false, cut && count < 2 ? EMFILE : EPROTO};
   }
   return moved(result);
 }

@@ -49,7 +49,9 @@ struct Moved {
 Moved send_some(int fd, std::span<iovec> parts);
 Moved receive_some(int fd, void* data, std::size_t bytes);
 
-// The same with file descriptors attached to the first byte (AF_UNIX only). received: valid where any came.
+// The same with file descriptors attached to the first byte (AF_UNIX only). received: valid where any came. Where they do not
+// come whole, those that do are closed, and the error says why, though the connection is not closed: EMFILE, this process has
+// room for no more, or EPROTO.
 Moved send_with_fds(int fd, const void* data, std::size_t bytes, const PeerSockets& sockets);
 Moved receive_with_fds(int fd, void* data, std::size_t bytes, PeerSockets& received);
 

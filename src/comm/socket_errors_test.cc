@@ -1,5 +1,7 @@
 // What a socket communicator says to peers that are not who they should be, or do not speak its language.
+#include <fcntl.h>
 #include <netinet/in.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -11,7 +13,9 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include <fmt/format.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -97,6 +101,132 @@ TEST(SocketErrors, DuplicateWithoutSockets) {
   Pair pair;
   write(pair.control, frame(1, 3));
   EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 passed no sockets for a duplicate"));
+}
+
+// Leaves this process so many free file descriptors while it lives.
+class FewDescriptors {
+ public:
+  explicit FewDescriptors(int left) : left_(left) {
+    ::getrlimit(RLIMIT_NOFILE, &before_);
+    rlimit low = before_;
+    low.rlim_cur = 128;
+    ::setrlimit(RLIMIT_NOFILE, &low);
+    while (true) {
+      Fd fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      if (fd.get() < 0) break;
+      taken_.push_back(std::move(fd));
+    }
+    for (int i = 0; i < left; ++i) taken_.pop_back();
+  }
+  ~FewDescriptors() {
+    std::vector<Fd> more(static_cast<std::size_t>(left_) + 1);
+    int free = 0;
+    for (Fd& fd : more) {
+      fd = Fd(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+      free += fd.get() >= 0 ? 1 : 0;
+    }
+    EXPECT_EQ(free, left_) << "file descriptors were lost";
+    ::setrlimit(RLIMIT_NOFILE, &before_);
+  }
+  FewDescriptors(const FewDescriptors&) = delete;
+  FewDescriptors& operator=(const FewDescriptors&) = delete;
+
+ private:
+  int left_;
+  rlimit before_{};
+  std::vector<Fd> taken_;
+};
+
+TEST(SocketErrors, DuplicateThatARankHasNoDescriptorsFor) {
+  for (const int left : {0, 1}) {
+    Pair pair;
+    const FdPair passed = make_socket_pair();
+    const std::string bytes = frame(1, 3);
+    ASSERT_EQ(send_with_fds(pair.control.get(), bytes.data(), bytes.size(), {passed.first.get(), passed.second.get()}).bytes,
+              bytes.size());
+    const FewDescriptors few(left);
+    EXPECT_EQ(error_of_receive(*pair.rank0),
+              "rank 0/2: this rank has no file descriptors left for the sockets of a duplicate that rank 1 passed");
+    EXPECT_THROW(pair.rank0->progress(), CommError);
+  }
+}
+
+TEST(SocketErrors, DuplicateOfOneSocket) {
+  Pair pair;
+  std::string bytes = frame(1, 3);
+  union {
+    cmsghdr header;
+    char room[CMSG_SPACE(sizeof(int))];
+  } attached{};
+  iovec part{bytes.data(), bytes.size()};
+  msghdr message{};
+  message.msg_iov = &part;
+  message.msg_iovlen = 1;
+  message.msg_control = &attached;
+  message.msg_controllen = sizeof attached;
+  attached.header.cmsg_level = SOL_SOCKET;
+  attached.header.cmsg_type = SCM_RIGHTS;
+  attached.header.cmsg_len = CMSG_LEN(sizeof(int));
+  const int fd = pair.data.get();
+  std::memcpy(CMSG_DATA(&attached.header), &fd, sizeof fd);
+  ASSERT_EQ(::sendmsg(pair.control.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
+  const FewDescriptors few(10);
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 passed sockets for a duplicate that are not two"));
+}
+
+// Ranks joined by sockets, all in this thread.
+std::vector<std::unique_ptr<Communicator>> make_ranks(std::size_t ranks) {
+  std::vector<std::vector<PeerSockets>> peers(ranks, std::vector<PeerSockets>(ranks));
+  for (std::size_t a = 0; a < ranks; ++a) {
+    for (std::size_t b = a + 1; b < ranks; ++b) {
+      FdPair data = make_socket_pair();
+      FdPair control = make_socket_pair();
+      peers[a][b] = {data.first.release(), control.first.release()};
+      peers[b][a] = {data.second.release(), control.second.release()};
+    }
+  }
+  std::vector<std::unique_ptr<Communicator>> world;
+  for (std::size_t rank = 0; rank < ranks; ++rank) {
+    world.push_back(make_socket_communicator(static_cast<int>(rank), peers[rank]));
+  }
+  return world;
+}
+
+// Nobody waits for sockets that will never come, and nobody gets some of them.
+TEST(SocketErrors, DuplicateThatARankCannotMakeSocketsForReachesAll) {
+  for (const int left : {0, 3, 5}) {  // rank 0 needs eight
+    const auto world = make_ranks(3);
+    const FewDescriptors few(left);
+    const auto error_of = [](const auto& action) -> std::string {
+      try {
+        action();
+      } catch (const Error& error) {
+        return error.what();
+      }
+      return "no error";
+    };
+    const std::string cause = "duplicate: cannot make a socket pair: Too many open files";
+    EXPECT_EQ(error_of([&] { world[0]->duplicate(); }), "rank 0/3: " + cause);
+    for (const int rank : {1, 2}) {
+      EXPECT_EQ(error_of([&] { world[static_cast<std::size_t>(rank)]->progress(); }),
+                fmt::format("rank {}/3: rank 0 failed: {}", rank, cause));
+    }
+  }
+}
+
+TEST(SocketErrors, FailuresAreToldInWholeCharacters) {
+  for (int before = 0; before < 2; ++before) {
+    const auto world = make_ranks(2);
+    std::string text(static_cast<std::size_t>(before), 'x');
+    for (int i = 0; i < 1000; ++i) text += "é";
+    world[0]->abort(text);
+    try {
+      world[1]->progress();
+      FAIL() << "expected an error";
+    } catch (const CommError& error) {
+      EXPECT_THAT(error.what(), testing::EndsWith("éé")) << before;
+    }
+  }
 }
 
 TEST(SocketErrors, DuplicateWithAPeerThatHasLeft) {

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 #include <poll.h>
 
+#include "base/cut_text.h"
 #include "comm/socket.h"
 #include "comm/transport.h"
 #include "ringspan/transports.h"
@@ -88,8 +89,8 @@ class SocketTransport final : public Transport {
   void send_control(Link& link, ControlFrame::Kind kind, std::string_view text);
   void show_life(TimePoint now);
   [[noreturn]] void fail_closed(Link& link, const Operation* operation, int error);
-  void pass_duplicate(Link& link, const PeerSockets& sockets, TimePoint begin);
-  void wait_for_duplicate(Link& link, TimePoint begin);
+  void pass_duplicate(Link& link, const PeerSockets& sockets);
+  void wait_for_duplicate(Link& link);
 
   std::vector<Link> links_;    // per rank; our own is empty
   std::vector<pollfd> polls_;  // two per link
@@ -234,6 +235,10 @@ void SocketTransport::receive_control(Link& from) {
       if (!from.said_farewell) fail(fmt::format("rank {} died: its connection closed", from.peer));
       return;
     }
+    if (moved.error == EMFILE) {
+      fail(fmt::format("this rank has no file descriptors left for the sockets of a duplicate that rank {} passed", from.peer));
+    }
+    if (moved.error != 0) fail(fmt::format("rank {} passed sockets for a duplicate that are not two", from.peer));
     if (moved.bytes == 0) return;
     from.heard = Clock::now();
     from.control_in_at += moved.bytes;
@@ -298,8 +303,7 @@ void SocketTransport::send_control(Link& to, ControlFrame::Kind kind, std::strin
   frame.magic = ControlFrame::kMagic;
   frame.source = rank();
   frame.kind = kind;
-  frame.length = static_cast<std::uint32_t>(std::min(text.size(), sizeof frame.text));
-  text.copy(frame.text, frame.length);
+  frame.length = static_cast<std::uint32_t>(internal::cut_text(text, sizeof frame.text).copy(frame.text, sizeof frame.text));
   to.control_out_at = 0;
   to.control_out_end = frame.bytes();
   flush_control(to);
@@ -326,25 +330,35 @@ void SocketTransport::withdraw() {
   }
 }
 
-// For each pair the lower rank makes the sockets and passes the other ends to the higher one.
+// For each pair the lower rank makes the sockets and passes the other ends to the higher one. A rank that cannot make all of
+// them passes none, and fails: else its peers would wait for the rest.
 std::unique_ptr<Communicator> SocketTransport::make_duplicate() {
   for (const Link& to : links_) {  // on other sockets the system may drop what is passed without a word
     if (to.control.get() < 0 || is_unix_socket(to.control.get())) continue;
     throw Unsupported(prefix() + "duplicate needs AF_UNIX sockets, which can pass others");
   }
-  const TimePoint begin = Clock::now();
+  struct Pairs {
+    FdPair data, control;
+  };
+  std::vector<Pairs> made;
+  try {
+    for (int peer = rank() + 1; peer < size(); ++peer) made.push_back({make_socket_pair(), make_socket_pair()});
+  } catch (const Error& error) {
+    fail(fmt::format("duplicate: {}", error.what()));
+  }
   std::vector<Fd> owned;
   std::vector<PeerSockets> sockets(links_.size());
   for (int peer = rank() + 1; peer < size(); ++peer) {
-    FdPair data = make_socket_pair();
-    FdPair control = make_socket_pair();
-    pass_duplicate(link(peer), {data.second.get(), control.second.get()}, begin);
+    auto& [data, control] = made[static_cast<std::size_t>(peer - rank() - 1)];
+    pass_duplicate(link(peer), {data.second.get(), control.second.get()});
     sockets[static_cast<std::size_t>(peer)] = {data.first.get(), control.first.get()};
     owned.push_back(std::move(data.first));
     owned.push_back(std::move(control.first));
+    data.second.reset();  // the peer has them now
+    control.second.reset();
   }
   for (int peer = 0; peer < rank(); ++peer) {
-    wait_for_duplicate(link(peer), begin);
+    wait_for_duplicate(link(peer));
     const PeerSockets passed = link(peer).duplicates.front();
     link(peer).duplicates.pop_front();
     sockets[static_cast<std::size_t>(peer)] = passed;
@@ -356,11 +370,11 @@ std::unique_ptr<Communicator> SocketTransport::make_duplicate() {
   return result;
 }
 
-void SocketTransport::pass_duplicate(Link& to, const PeerSockets& sockets, TimePoint begin) {
+void SocketTransport::pass_duplicate(Link& to, const PeerSockets& sockets) {
   ControlFrame frame{};
   frame.source = rank();
   frame.kind = ControlFrame::duplicate;
-  while (true) {
+  for (Listening listening;;) {
     if (flush_control(to)) {
       const Moved moved = send_with_fds(to.control.get(), &frame, frame.bytes(), sockets);
       if (moved.closed) fail_closed(to, nullptr, moved.error);
@@ -373,7 +387,8 @@ void SocketTransport::pass_duplicate(Link& to, const PeerSockets& sockets, TimeP
       }
     }
     pump();
-    const Seconds silence = Clock::now() - std::max(begin, to.heard);
+    listening.look();
+    const Seconds silence = listening.silence(to.heard);
     if (silence >= kDuplicateDeadline) {
       fail(fmt::format("duplicate: rank {} does not read: no sign of life for {:.1f} s", to.peer, silence.count()));
     }
@@ -381,12 +396,13 @@ void SocketTransport::pass_duplicate(Link& to, const PeerSockets& sockets, TimeP
   }
 }
 
-void SocketTransport::wait_for_duplicate(Link& from, TimePoint begin) {
-  while (true) {
+void SocketTransport::wait_for_duplicate(Link& from) {
+  for (Listening listening;;) {
     pump();
     if (!from.duplicates.empty()) return;
     if (from.closed) fail(fmt::format("duplicate: rank {} has left", from.peer));
-    const Seconds silence = Clock::now() - std::max(begin, from.heard);
+    listening.look();
+    const Seconds silence = listening.silence(from.heard);
     if (silence >= kDuplicateDeadline) {
       fail(fmt::format("duplicate: waiting for rank {}: no sign of life for {:.1f} s (deadline {:g} s)", from.peer,
                        silence.count(), kDuplicateDeadline.count()));
