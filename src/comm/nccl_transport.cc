@@ -3,171 +3,25 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
 #include <thread>
 
 #include "base/check.h"
-#include "base/fnv1a.h"
-#include "comm/agree.h"
 #include "comm/rounds.h"
 #include "ringspan/error.h"
 
 namespace ringspan {
 namespace {
 
-constexpr std::chrono::microseconds kPoll{50};    // of what a device does
-constexpr Communicator::Seconds kFarewell{10.0};  // for NCCL to end in good order
-// Joining: the ranks agree on the library, whether there is an identifier, exchange it, and agree that all have joined.
-constexpr std::uint64_t kLibraryRounds = kNcclRounds;
-constexpr std::uint64_t kIdMadeRounds = kNcclRounds + 64;
-constexpr std::uint64_t kIdRound = kNcclRounds + 128;
-constexpr std::uint64_t kJoinedRounds = kNcclRounds + 192;
+// How long the groups that run may take to end: so many deadlines, and the time that their bytes take at a rate which no
+// network of use stays below. The first is for what the peers have to do before.
+constexpr double kGroupDeadlines = 4.0;
+constexpr double kSlowestBytesPerSecond = 8.0 * (1 << 20);
 
 bool sends(const Message& message) { return message.direction == Message::Direction::send; }
 
-Transport& transport_of(Communicator& host) {
-  auto* transport = dynamic_cast<Transport*>(&host);
-  if (transport != nullptr) return *transport;
-  throw Unsupported(rank_prefix(host.rank(), host.size()) +
-                    "an NCCL communicator needs a transport of this library beside it (threads, processes, torch.distributed), "
-                    "not callbacks or a communicator around another");
-}
-
 }  // namespace
 
-// ---- Joining and leaving ------------------------------------------------------------------------------------------------
-
-NcclTransport::NcclTransport(Transport& host, const Setup& setup)
-    : Transport(host.rank(), host.size()),
-      host_(host),
-      setup_(setup),
-      greetings_sent_(static_cast<std::size_t>(host.size())),
-      left_(static_cast<std::size_t>(host.size())),
-      nccl_life_(Clock::now()) {}
-
-std::unique_ptr<Communicator> NcclTransport::make(Communicator& host, const Setup& setup) {
-  std::unique_ptr<NcclTransport> made(new NcclTransport(transport_of(host), setup));
-  made->join();
-  return made;
-}
-
-// What only this rank needs, so that it may fail here alone.
-void NcclTransport::load() {
-  if (!(setup_.deadline.count() > 0))
-    throw InvalidArgument(fmt::format("deadline ({} s) must be positive", setup_.deadline.count()));
-  nccl_ = &NcclLibrary::load(setup_.library);
-  stream_ = setup_.make_stream();
-  const std::size_t bytes = setup_.unique_id.size();
-  if (bytes != 0 && bytes != NcclUniqueId::kBytes) {
-    throw InvalidArgument(fmt::format("unique_id has {} bytes; NCCL's have {}", bytes, NcclUniqueId::kBytes));
-  }
-}
-
-void NcclTransport::join() {
-  const Seconds deadline = setup_.deadline.count() > 0 ? setup_.deadline : Seconds(60);  // load() refuses others, on all ranks
-  std::exception_ptr own_error;
-  try {
-    load();
-  } catch (const Error&) {
-    own_error = std::current_exception();
-  }
-  Agreement agreement(host_);
-  const std::array<AgreeField, 2> fields{
-      AgreeField{"the version of NCCL", nccl_ == nullptr ? 0 : nccl_->version},
-      AgreeField{"unique_id", setup_.unique_id.empty() ? 0 : fnv1a_field(setup_.unique_id.data(), setup_.unique_id.size()),
-                 false, true}};
-  agreement.agree(fields, own_error, deadline, kLibraryRounds);
-  NcclUniqueId id = agree_on_id(deadline);
-  NcclConfig config;
-  int status = kNcclSuccess;
-  const auto poll = [&] {
-    const TimePoint begin = Clock::now();
-    while (status == kNcclInProgress && Seconds(Clock::now() - begin) < deadline) {
-      host_.progress();
-      std::this_thread::sleep_for(kPoll);
-      if (const int asked = nccl_->comm_get_async_error(comm_, &status); asked != kNcclSuccess) status = asked;
-    }
-    if (status == kNcclSuccess) return;
-    throw CommError(prefix() + (status == kNcclInProgress
-                                    ? fmt::format("NCCL did not join the ranks in {:g} s", deadline.count())
-                                    : "ncclCommInitRankConfig failed: " + error_text(status)));
-  };
-  try {
-    stream_->with_device([&] { status = nccl_->comm_init_rank_config(&comm_, size(), id, rank(), &config); });
-    poll();
-  } catch (const Error&) {
-    own_error = std::current_exception();
-    abort_nccl();
-  }
-  // Whoever joined learns of whoever did not.
-  try {
-    agreement.agree_fingerprint(0, 0, own_error, deadline, kJoinedRounds);
-  } catch (const Error&) {
-    abort_nccl();
-    throw;
-  }
-  subordinate(host_, true);
-}
-
-NcclUniqueId NcclTransport::agree_on_id(Seconds deadline) {
-  NcclUniqueId id{};
-  if (!setup_.unique_id.empty()) {
-    std::memcpy(id.internal, setup_.unique_id.data(), sizeof id.internal);
-    return id;
-  }
-  std::exception_ptr own_error;
-  if (rank() == 0) {
-    if (const int status = nccl_->get_unique_id(&id); status != kNcclSuccess) {
-      own_error = std::make_exception_ptr(CommError(prefix() + "ncclGetUniqueId failed: " + error_text(status)));
-    }
-  }
-  Agreement(host_).agree_fingerprint(0, 0, own_error, deadline, kIdMadeRounds);
-  std::vector<Message> batch;
-  for (int peer = rank() == 0 ? 1 : 0; peer < (rank() == 0 ? size() : 1); ++peer) {
-    batch.push_back(
-        {rank() == 0 ? Message::Direction::send : Message::Direction::receive, peer, id.internal, sizeof id.internal});
-  }
-  host_.wait(host_.post(kIdRound, batch), deadline);
-  return id;
-}
-
-NcclTransport::~NcclTransport() {
-  if (!pending_.empty()) abort("left with requests outstanding");
-  failed() ? abort_nccl() : leave();
-  subordinate(host_, false);
-}
-
-// What was sent may still be on its way: NCCL is given time to deliver it.
-void NcclTransport::leave() noexcept {
-  if (comm_ == nullptr) return;
-  int status = nccl_->comm_finalize(comm_);
-  const TimePoint begin = Clock::now();
-  while (status == kNcclInProgress && Clock::now() - begin < kFarewell) {
-    std::this_thread::sleep_for(kPoll);
-    if (const int asked = nccl_->comm_get_async_error(comm_, &status); asked != kNcclSuccess) status = asked;
-  }
-  if (status != kNcclSuccess) return abort_nccl();
-  static_cast<void>(nccl_->comm_destroy(comm_));
-  comm_ = nullptr;
-}
-
-void NcclTransport::abort_nccl() noexcept {
-  if (comm_ != nullptr) static_cast<void>(nccl_->comm_abort(comm_));
-  comm_ = nullptr;
-}
-
-std::unique_ptr<Communicator> NcclTransport::make_duplicate() {
-  std::unique_ptr<Communicator> host = on_host([&] { return host_.duplicate(); });
-  Setup setup = setup_;
-  setup.unique_id.clear();  // one serves for one communicator
-  std::unique_ptr<NcclTransport> made(new NcclTransport(transport_of(*host), setup));
-  made->owned_host_ = std::move(host);
-  made->join();
-  return made;
-}
-
-// ---- Posting ------------------------------------------------------------------------------------------------------------
+// ---- Posting (joining and leaving: nccl_join.cc) ------------------------------------------------------------------------
 
 void NcclTransport::check_batch(std::uint64_t round, std::span<const Message> batch) {
   std::size_t on_device = 0;
@@ -224,16 +78,6 @@ void NcclTransport::greet(Flight& flight) {
 }
 
 // ---- Moving -------------------------------------------------------------------------------------------------------------
-
-// Runs what the host transport may fail at; we fail with it.
-template <typename Action>
-std::invoke_result_t<const Action&> NcclTransport::on_host(const Action& action) {
-  try {
-    return action();
-  } catch (const CommError&) {
-    fail_as(host_, pending_with(failed_peer(host_)));
-  }
-}
 
 const Transport::Operation* NcclTransport::pending_with(int peer) const {
   for (const Flight* flight : pending_) {
@@ -395,10 +239,22 @@ std::string NcclTransport::silence(const Operation& operation) const {
   for (const Flight* flight : pending_) {
     if (flight->phase != Flight::Phase::greeting) continue;
     for (const Operation* other = flight->first; other != nullptr; other = other->next_in_batch) {
-      if (other == &operation) return "NCCL has moved nothing of the groups before";
+      if (other == &operation) return "NCCL has ended none of the groups before";
     }
   }
-  return fmt::format("rank {} has come, but NCCL has moved nothing", operation.message.peer);
+  return fmt::format("rank {} has come, but NCCL has ended no group", operation.message.peer);
+}
+
+double NcclTransport::patience(double deadline) const {
+  if (!group_in_progress()) return deadline;
+  std::int64_t bytes = 0;
+  for (const Flight* flight : pending_) {
+    if (flight->phase != Flight::Phase::launching && flight->phase != Flight::Phase::flying) continue;
+    for (const Operation* operation = flight->first; operation != nullptr; operation = operation->next_in_batch) {
+      bytes += operation->message.bytes;
+    }
+  }
+  return kGroupDeadlines * deadline + static_cast<double>(bytes) / kSlowestBytesPerSecond;
 }
 
 // A rank may leave when its part of the last group is done; ours may not be, yet.

@@ -7,11 +7,12 @@
 // NCCL, so that a receive and a send of it never wait for each other, and no rank's device ever waits for a peer that has not
 // come. Groups are started in the order in which their batches were posted, which is the same on all ranks.
 //
-// Deadlines: until all have greeted, that of silence on the host transport; from then on NCCL may be silent for so long: every
-// group that ends is a sign of life. A failure of any kind ends in ncclCommAbort, so that no kernel waits any longer.
+// Deadlines: until all have greeted, that of silence on the host transport. From then on only a group that ends is a sign of
+// life: NCCL does not tell what it has moved. The groups that run may therefore take several deadlines, and a time for their
+// bytes (patience()). A failure of any kind ends in ncclCommAbort, so that no kernel waits any longer.
 // NCCL's communicator is non-blocking: no call of it waits for a peer.
 //
-// Cost: a host message of 32 bytes each way per pair and round, on top. Thread safety: as a communicator.
+// Cost: a host message of 24 bytes each way per pair and round, on top. Thread safety: as a communicator.
 #pragma once
 
 #include <deque>
@@ -71,6 +72,12 @@ class NcclTransport final : public Transport {
     std::uint64_t event = 0;
   };
 
+  // What has come of joining on a rank: an error of its own, not within the deadline, or no more waiting because of another.
+  enum class Verdict : std::uint8_t { joined, failed, late, gave_up };
+  class Verdicts;
+
+  static constexpr std::chrono::microseconds kPoll{50};  // of what a device does
+
   NcclTransport(Transport& host, const Setup& setup);
 
   void check_batch(std::uint64_t round, std::span<const Message> batch) override;
@@ -79,6 +86,7 @@ class NcclTransport final : public Transport {
   void block(TimePoint until) override;
   TimePoint last_sign_of_life(int peer) const override;
   std::string silence(const Operation& operation) const override;
+  double patience(double deadline) const override;
   bool has_left(int peer) const override;
   void tell_peers(const std::string& cause) override;
   void withdraw() override;
@@ -87,6 +95,7 @@ class NcclTransport final : public Transport {
   void load();
   void join();
   NcclUniqueId agree_on_id(Seconds deadline);
+  Verdict join_nccl(const NcclUniqueId& id, Seconds deadline, Verdicts& verdicts);
   void post_host(Flight& flight);
   void greet(Flight& flight);
   bool advance(Flight& flight);
@@ -98,8 +107,15 @@ class NcclTransport final : public Transport {
   bool group_in_progress() const;
   [[noreturn]] void fail_nccl(const char* call, int status);
   std::string error_text(int status) const;
+  // Runs what the host transport may fail at; we fail with it.
   template <typename Action>
-  std::invoke_result_t<const Action&> on_host(const Action& action);
+  std::invoke_result_t<const Action&> on_host(const Action& action) {
+    try {
+      return action();
+    } catch (const CommError&) {
+      fail_as(host_, pending_with(failed_peer(host_)));
+    }
+  }
   const Operation* pending_with(int peer) const;
   void leave() noexcept;
   void abort_nccl() noexcept;

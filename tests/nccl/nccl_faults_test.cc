@@ -19,6 +19,7 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::ContainsRegex;
+using ::testing::ElementsAre;
 using ::testing::EndsWith;
 using ::testing::HasSubstr;
 using ::testing::StartsWith;
@@ -79,6 +80,31 @@ TEST_F(Faults, NothingGoesWrongUnlessToldTo) {
   EXPECT_EQ(count(kStandInMessages) - messages, 2 * 4 * 5) << "which holds all its messages";
 }
 
+// NCCL does not tell what of a group it has moved: that it takes longer than the deadline is no sign that it will not end.
+TEST_F(Faults, AHealthyGroupMayTakeLongerThanTheDeadline) {
+  const auto run_slowly = [&](Seconds deadline) {
+    const std::int64_t groups = count(kStandInGroups);
+    fault(1, kStandInStall, 0);
+    std::string wrong;
+    const auto errors = run_nccl(3, [&](Communicator& comm) {
+      RingStep step;
+      const Request request = step.post(comm, 0);
+      wait_for_groups(comm, groups + 3);
+      std::jthread lifts;
+      if (comm.rank() == 0) {
+        lifts = std::jthread([&] {
+          std::this_thread::sleep_for(1.5 * deadline);
+          fault(-1, kStandInNone, 0);
+        });
+      }
+      comm.wait(request, deadline);
+    });
+    for (const std::string& error : errors) wrong += error;
+    return wrong;
+  };
+  EXPECT_EQ(with_growing_deadlines(Seconds(0.3), run_slowly), "");
+}
+
 TEST_F(Faults, AStalledGroupMeetsTheDeadlineOnEveryRank) {
   const std::int64_t aborts = count(kStandInAborts);
   const std::int64_t groups = count(kStandInGroups);
@@ -96,7 +122,7 @@ TEST_F(Faults, AStalledGroupMeetsTheDeadlineOnEveryRank) {
     EXPECT_THAT(
         errors[static_cast<std::size_t>(rank)],
         ContainsRegex("waiting (for|to send) 65536 bytes (from|to) rank [0-9] in round 2: rank [0-9] has come, but NCCL has "
-                      "moved nothing for [0-9.]+ s \\(deadline 0\\.3 s\\)"));
+                      "ended no group for [0-9.]+ s \\(deadline 0\\.3 s, extended to 1\\.2 s\\)"));
   }
 }
 
@@ -115,7 +141,7 @@ TEST_F(Faults, ARankThatNeverCameIsNotSaidToHaveCome) {
     comm.wait(post_one(comm, 1, receive_from(2, in)), kSoon);
   });
   for (const std::string& error : errors) {
-    EXPECT_THAT(error, HasSubstr("from rank 2 in round 1: NCCL has moved nothing of the groups before for "));
+    EXPECT_THAT(error, HasSubstr("from rank 2 in round 1: NCCL has ended none of the groups before for "));
   }
 }
 
@@ -184,6 +210,42 @@ TEST_F(Faults, ARankThatNeverJoinsEndsAllAtTheDeadline) {
     std::string wrong;
     for (const std::string& error : errors) {
       if (error.find(expected) == std::string::npos) wrong += fmt::format("\"{}\" instead of \"{}\"; ", error, expected);
+    }
+    return wrong;
+  };
+  EXPECT_EQ(with_growing_deadlines(Seconds(0.5), join), "");
+}
+
+// The others would wait for NCCL until the deadline.
+TEST_F(Faults, ARankThatCannotJoinEndsAllAtOnceWithItsError) {
+  const auto join = [&] {
+    SharedCounter arrived;
+    return run_on_threads(make_thread_world(3), [&](Communicator& host) {
+      NcclOptions options = stand_in_options();
+      options.deadline = kPatience;
+      const std::string error = error_of([&] { make_nccl_communicator(host, options); });
+      arrived.add();
+      arrived.wait_for(3);  // what is thrown aborts those that have not come so far
+      throw CommError(error);
+    });
+  };
+  fault(1, kStandInCannotJoin, 0);
+  const std::string what = "ncclCommInitRankConfig failed: internal error of the stand-in (3): told by the stand-in";
+  EXPECT_THAT(join(), ElementsAre("rank 0/3: on rank 1: " + what, "rank 1/3: " + what, "rank 2/3: on rank 1: " + what));
+  fault(2, kStandInAsyncError, 0);
+  for (const std::string& error : join()) EXPECT_THAT(error, HasSubstr("there was a network error (6)"));
+}
+
+TEST_F(Faults, ThatOthersWereLateDoesNotHideTheErrorOfARank) {
+  const auto join = [&](Seconds deadline) {
+    fault(1, kStandInCannotJoin, static_cast<int>(count(kStandInAborts)) + 1);  // when rank 0 has waited in vain
+    std::string wrong;
+    for (const std::string& error : run_on_threads(make_thread_world(2), [&](Communicator& host) {
+           NcclOptions options = stand_in_options();
+           options.deadline = deadline;
+           make_nccl_communicator(host, options);
+         })) {
+      if (error.find("ncclCommInitRankConfig failed: ") == std::string::npos) wrong += error + "; ";
     }
     return wrong;
   };
@@ -321,7 +383,7 @@ TEST_F(Faults, RoundsInDifferentOrdersMeetTheDeadline) {
     comm.wait(first, kSoon);
     comm.wait(second, kSoon);
   });
-  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("NCCL has moved nothing for"));
+  for (const std::string& error : errors) EXPECT_THAT(error, HasSubstr("NCCL has ended no group for"));
 }
 
 }  // namespace

@@ -129,10 +129,11 @@ void run(void* argument) {
   Comm& comm = *launch->comm;
   ++running;
   while (!comm.aborted) {
+    const bool stalled = launch->stalled && fault_kind == kStandInStall;
     bool moved = false;
-    bool done = !launch->stalled;
+    bool done = !stalled;
     for (Op& op : launch->ops) {
-      if (launch->stalled) break;
+      if (stalled) break;
       moved = move(comm, op) || moved;
       done = is_done(comm, op) && done;
     }
@@ -191,8 +192,13 @@ int ncclGetUniqueId(NcclUniqueId* id) {
 
 int ncclCommInitRankConfig(ringspan::NcclComm** result, int size, NcclUniqueId id, int rank, NcclConfig* config) {
   if (size < 1 || size > kMaxRanks || rank < 0 || rank >= size || config->magic != 0xcafebeef) return kInvalidArgument;
-  const int file = ::shm_open(id.internal, O_RDWR, 0600);
-  if (file < 0) return kInvalidArgument;
+  if (fault_rank == rank && fault_kind == kStandInCannotJoin) {
+    while (aborts < fault_after) std::this_thread::sleep_for(std::chrono::microseconds(100));
+    return kInternalError;
+  }
+  // Where the others have given up already, their memory is gone: this rank waits for them in another.
+  const int file = ::shm_open(id.internal, O_CREAT | O_RDWR, 0600);
+  if (file < 0 || ::ftruncate(file, sizeof(Shared)) != 0) return kInvalidArgument;
   void* memory = ::mmap(nullptr, sizeof(Shared), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
   ::close(file);
   if (memory == MAP_FAILED) return kInternalError;

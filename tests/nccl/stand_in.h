@@ -5,10 +5,11 @@
 
 // Faults, of one rank, from its n-th group on.
 inline constexpr int kStandInNone = 0;
-inline constexpr int kStandInStall = 1;       // the group never moves a byte
+inline constexpr int kStandInStall = 1;       // the group moves no byte until the stand-in is told something else
 inline constexpr int kStandInAsyncError = 2;  // ncclCommGetAsyncError tells of a remote error
 inline constexpr int kStandInGroupFails = 3;  // ncclGroupEnd fails
 inline constexpr int kStandInNeverJoins = 4;  // the communicator stays in progress
+inline constexpr int kStandInCannotJoin = 5;  // ncclCommInitRankConfig fails, when this process has had n aborts
 
 // Counts of this process: groups on streams so far, messages in them, aborts, communicators alive, groups that run.
 enum StandInCount : int { kStandInGroups, kStandInMessages, kStandInAborts, kStandInLive, kStandInRunning };
