@@ -84,7 +84,7 @@ class AttendWarpgroupBlock {
 
   RINGSPAN_DEVICE void take_in_first_tile(const Task& task, const Walk& walk) {
     key_ring_.wait(m_);
-    m_.fence_async();
+    m_.fence_async();  // threads copy queries
     m_.fence_registers(scores_);
     product_rows<P>(m_, scores_, queries(), keys());
     m_.commit_products();
@@ -125,7 +125,8 @@ class AttendWarpgroupBlock {
 
   RINGSPAN_DEVICE void wait_values(const Task& task, const Walk& walk, int tile) {
     value_ring_.wait(m_);
-    m_.fence_async();
+    // For the keys of the next tile too. What TMA has written needs none: all but a last tile that is not whole.
+    if (!arguments_.maps.complete || walk.valid(tile + 1) < P::kCols) m_.fence_async();
     if (looks_at_values(walk, tile)) exclude_values(task, walk, tile);
   }
 

@@ -54,6 +54,7 @@ TensorMaps encode_tensor_maps(TileMaps& maps, int rows) {
     if (!encode(encode_tiled, maps.maps[index], rows, encoded.maps[count])) continue;
     maps.maps[count++] = maps.maps[index];
   }
+  maps.complete = maps.complete && count == maps.count;
   maps.count = count;
   return encoded;
 }

@@ -124,7 +124,8 @@ class GradientWarpgroupBlock {
   // stored), and where one may be dropped, so that no value of a dropped pair reaches dv.
   RINGSPAN_DEVICE bool arrive(const Walk& walk, int tile, int ahead) {
     column_ring_.wait(m_, ahead);
-    m_.fence_async();
+    // Threads copy the block's own rows, and a tile that is not whole. What TMA has written needs none.
+    if (tile == 0 || !arguments_.maps.complete || walk.valid(tile) < P::kCols) m_.fence_async();
     bool without = row_without_;
     if constexpr (!kOwnsQueries) without = M::uniform(*tiles_.without(column_ring_.buffer(ahead)) != 0.0F ? 1 : 0) != 0;
     return without || !walk.is_full(tile) || (P::kOptions && !kOwnsQueries && params_.shape.dropout);

@@ -40,12 +40,19 @@ bool extend(TileMap& map, const TileMap& other) {
   return true;
 }
 
-void add(TileMaps& maps, const TileMap& map) {
-  if (!can_be_mapped(map)) return;
+// Returns whether the operand's rows are in a map.
+bool is_taken_in(TileMaps& maps, const TileMap& map) {
+  if (!can_be_mapped(map)) return false;
   for (int index = 0; index < maps.count; ++index) {
-    if (extend(maps.maps[index], map)) return;
+    if (extend(maps.maps[index], map)) return true;
   }
-  if (maps.count < TileMaps::kMost) maps.maps[maps.count++] = map;
+  if (maps.count == TileMaps::kMost) return false;
+  maps.maps[maps.count++] = map;
+  return true;
+}
+
+void add(TileMaps& maps, const TileMap& map) {
+  if (map.rows > 0 && !is_taken_in(maps, map)) maps.complete = false;
 }
 
 template <typename Operand>
@@ -57,6 +64,7 @@ TileMap map_of(const kernels::AttendTask& task, const Operand& operand, std::int
 
 TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels::AttendTask> tasks, Owner owner) {
   TileMaps maps;
+  maps.complete = true;
   for (const kernels::AttendTask& task : tasks) {
     if (owner == Owner::key_gradients) {
       add(maps, map_of(task, task.q, task.q_count, task.head_count, shape.head_dim));

@@ -44,6 +44,7 @@ TEST(TileMaps, TasksOfOneTensorShareAMap) {
   const std::vector<AttendTask> documents{task_at(300, 200), task_at(100, 50), task_at(900, 100)};
   const TileMaps maps = tile_maps_of(shape_of(), documents, Owner::state);
   ASSERT_EQ(maps.count, 2) << "k, and v, which does not begin whole rows behind it";
+  EXPECT_TRUE(maps.complete);
   EXPECT_EQ(maps.maps[0].begin, documents[1].k.data) << "the first one in memory";
   EXPECT_EQ(maps.maps[0].rows, 900);
   EXPECT_EQ(maps.maps[0].heads, kHeads);
@@ -131,7 +132,9 @@ TEST(TileMaps, OnlyWhatTheMapHas) {
     grow(tasks[1]);
     const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::state);
     EXPECT_GE(place_of(maps, tasks[0], tasks[0].k).map, 0);
-    return place_of(maps, tasks[1], tasks[1].k).map >= 0;
+    const bool covered = place_of(maps, tasks[1], tasks[1].k).map >= 0;
+    EXPECT_EQ(maps.complete, covered);
+    return covered;
   };
   EXPECT_TRUE(covers([](AttendTask&) {}));
   EXPECT_FALSE(covers([](AttendTask& task) { task.head_count = 2; }));

@@ -24,6 +24,7 @@ struct TileMaps {
   static constexpr int kMost = 6;
   TileMap maps[kMost];
   int count = 0;
+  bool complete = false;  // there is one for every operand: the hardware copies all whole tiles
 };
 
 // Where an operand of a task is found.

@@ -48,7 +48,8 @@ class TileRing {
     for (int ahead = 0; ahead < kBuffers; ++ahead) m.wait(empty(buffer(ahead)), 1 - phase(ahead));
   }
 
-  // The side that multiplies: the tile has arrived (fence_async() has to follow); it is not needed any more.
+  // The side that multiplies: the tile has arrived (fence_async() has to follow, but where TMA has written it); it is not
+  // needed any more.
   template <typename M>
   RINGSPAN_DEVICE void wait(M& m, int ahead = 0) const {
     m.wait(full(buffer(ahead)), phase(ahead));
