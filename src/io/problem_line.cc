@@ -34,7 +34,13 @@ std::vector<Integer> parse_list(std::string_view key, std::string_view value) {
   std::vector<Integer> numbers;
   for (std::size_t begin = 0; begin <= value.size();) {
     const std::size_t end = std::min(value.find(',', begin), value.size());
-    numbers.push_back(parse_bounded<Integer>(key, value.substr(begin, end - begin)));
+    const std::string_view entry = value.substr(begin, end - begin);
+    try {
+      numbers.push_back(parse_bounded<Integer>(key, entry));
+    } catch (const InvalidArgument&) {
+      throw InvalidArgument(fmt::format("{} must be whole numbers up to {} separated by commas, but entry {} is '{}'", key,
+                                        std::numeric_limits<Integer>::max(), numbers.size(), entry));
+    }
     begin = end + 1;
   }
   return numbers;

@@ -122,8 +122,10 @@ TEST(ProblemLine, ErrorsNameTheWord) {
   EXPECT_EQ(error_of("nq=1.5"), "nq=1.5: expected a whole number");
   EXPECT_EQ(error_of("nq=9223372036854775808"), "nq=9223372036854775808: expected a number up to 9223372036854775807");
   EXPECT_EQ(error_of("h=2147483648"), "h=2147483648: expected a number up to 2147483647");
-  EXPECT_EQ(error_of("cu_q=0,x"), "cu_q=x: expected a whole number");
-  EXPECT_EQ(error_of("cu_q=0,"), "cu_q=: expected a whole number");
+  EXPECT_EQ(error_of("cu_q=0,x"), "cu_q must be whole numbers up to 2147483647 separated by commas, but entry 1 is 'x'");
+  EXPECT_EQ(error_of("cu_q=0,20,"), "cu_q must be whole numbers up to 2147483647 separated by commas, but entry 2 is ''");
+  EXPECT_EQ(error_of("len_q=9999999999999999999"),
+            "len_q must be whole numbers up to 9223372036854775807 separated by commas, but entry 0 is '9999999999999999999'");
   EXPECT_EQ(error_of("scale=big"), "scale=big: expected a number");
   EXPECT_EQ(error_of("alibi=yes"), "alibi=yes: expected 0 or 1");
   EXPECT_EQ(error_of("dtype=f8"), "dtype: unknown dtype 'f8': expected float32, bfloat16 or float16");

@@ -3,7 +3,8 @@
 // A file is 8 bytes of header length, a JSON header (name -> dtype, shape, data_offsets; __metadata__ -> strings) and the data.
 // Nothing in a header is believed: every check has its own InvalidArgument, which begins with the path.
 //
-// Reader: open costs O(header); data() returns memory of the mapping (an aligned copy where the file misaligns a tensor).
+// Reader: open costs O(header); data() returns memory of the mapping (an aligned copy where the file misaligns a tensor), raw()
+// never copies.
 // Writer: write() goes straight to the file, any part of any tensor in any order, and may be called from several threads or
 // forked processes; finish() makes the file appear under its name (whole_file.h). Not thread safe otherwise.
 #pragma once
@@ -46,10 +47,11 @@ class SafetensorsReader {
 
   const std::string& path() const;
   const Metadata& metadata() const;
-  const std::vector<TensorInfo>& tensors() const;         // in the order of their data
-  const TensorInfo* find(std::string_view name) const;    // null when there is none
-  const TensorInfo& at(std::string_view name) const;      // throws InvalidArgument, listing the names that there are
-  const std::byte* data(const TensorInfo& tensor) const;  // of this file; aligned to its element; thread safe
+  const std::vector<TensorInfo>& tensors() const;                  // in the order of their data
+  const TensorInfo* find(std::string_view name) const;             // null when there is none
+  const TensorInfo& at(std::string_view name) const;               // throws InvalidArgument, listing the names that there are
+  const std::byte* data(const TensorInfo& tensor) const;           // of this file; aligned to its element; thread safe
+  std::span<const std::byte> raw(const TensorInfo& tensor) const;  // of this file, as it lies there: aligned to nothing
   // The whole file. Where it becomes shorter while it is mapped, reading what is gone raises SIGBUS.
   std::span<const std::byte> mapped() const;
 

@@ -51,25 +51,52 @@ bool read_count(const json& value, std::int64_t& out) {
   return out >= 0;
 }
 
-// Parses, and rejects names that occur twice, which json would silently merge.
-json parse_json(const std::string& path, std::string_view text) {
-  std::vector<std::set<std::string>> names;
-  std::string duplicate;
-  const auto watch = [&](int, json::parse_event_t event, json& parsed) {
-    if (event == json::parse_event_t::object_start) names.emplace_back();
-    if (event == json::parse_event_t::object_end) names.pop_back();
-    if (event == json::parse_event_t::key && !names.back().insert(parsed.get<std::string>()).second && duplicate.empty()) {
-      duplicate = parsed.get<std::string>();
-    }
+// Stops at the first name that occurs twice in an object. (A callback of json::parse would find it too, but takes time
+// quadratic in the number of tensors.)
+class DuplicateFinder final : public nlohmann::json_sax<json> {
+ public:
+  std::string name;
+
+  bool key(string_t& key) override {
+    if (objects_.back().insert(key).second) return true;
+    name = key;
+    return false;
+  }
+  bool start_object(std::size_t) override {
+    objects_.emplace_back();
     return true;
-  };
+  }
+  bool end_object() override {
+    objects_.pop_back();
+    return true;
+  }
+  bool start_array(std::size_t) override { return true; }
+  bool end_array() override { return true; }
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool parse_error(std::size_t, const std::string&, const json::exception&) override { return false; }
+
+ private:
+  std::vector<std::set<std::string>> objects_;
+};
+
+// Parses, and rejects names that occur twice, which json would silently merge, and NUL, at which it would stop.
+json parse_json(const std::string& path, std::string_view text) {
+  const std::size_t nul = text.find('\0');
+  if (nul != std::string_view::npos) fail(path, "the header is not valid JSON: it holds a NUL byte at {}", nul);
   json header;
   try {
-    header = json::parse(text, watch);
+    header = json::parse(text);
   } catch (const json::exception& error) {
     fail(path, "the header is not valid JSON: {}", error.what());
   }
-  if (!duplicate.empty()) fail(path, "the name '{}' occurs twice in the header", duplicate);
+  DuplicateFinder finder;
+  if (!json::sax_parse(text, &finder)) fail(path, "the name '{}' occurs twice in the header", finder.name);
   return header;
 }
 
@@ -88,7 +115,10 @@ std::vector<std::int64_t> parse_shape(const std::string& path, const std::string
   std::vector<std::int64_t> shape;
   for (const json& size : value) {
     std::int64_t count = 0;
-    if (!read_count(size, count)) fail(path, "tensor '{}': shape must hold sizes from 0 up, not {}", name, size.dump());
+    if (!read_count(size, count)) {
+      fail(path, "tensor '{}': shape must hold sizes from 0 up, not {}", name,
+           size.is_number() ? size.dump() : size.type_name());  // what is nested is as deep as a file likes
+    }
     shape.push_back(count);
   }
   return shape;

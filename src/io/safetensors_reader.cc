@@ -99,6 +99,10 @@ const TensorInfo& SafetensorsReader::at(std::string_view name) const {
   throw InvalidArgument(fmt::format("{}: has no tensor '{}', only: {}", path(), name, fmt::join(names, ", ")));
 }
 
+std::span<const std::byte> SafetensorsReader::raw(const TensorInfo& tensor) const {
+  return mapped().subspan(static_cast<std::size_t>(tensor.offset), static_cast<std::size_t>(tensor.bytes));
+}
+
 const std::byte* SafetensorsReader::data(const TensorInfo& tensor) const {
   if (tensor.offset % bytes_of_dtype(tensor.dtype) == 0) return state_->map + tensor.offset;
   const std::lock_guard lock(state_->mutex);

@@ -4,6 +4,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -94,6 +95,9 @@ TEST_F(Safetensors, MisalignedTensorsAreReadFromAnAlignedCopy) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(data) % 4, 0U);
   for (int x = 0; x < 8; ++x) EXPECT_EQ(std::to_integer<int>(data[x]), x + 1);
   EXPECT_EQ(reader.data(reader.at("x")), data);
+  const std::span<const std::byte> raw = reader.raw(reader.at("x"));  // where it lies in the file
+  EXPECT_EQ(raw.data(), reader.mapped().data() + reader.at("x").offset);
+  EXPECT_EQ(std::memcmp(raw.data(), data, raw.size()), 0);
 }
 
 TEST_F(Safetensors, HeadersMayBePadded) {
@@ -138,6 +142,28 @@ TEST_F(Safetensors, InvalidJson) {
   EXPECT_EQ(error_of("{" + std::string(100000, '['), 0).rfind("the header is not valid JSON: ", 0), 0U);
 }
 
+// Nothing may hide behind a NUL, at which the parser of JSON would stop.
+TEST_F(Safetensors, NulBytes) {
+  const std::string x = R"({"x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})";
+  EXPECT_EQ(error_of(x + '\0', 1), "the header is not valid JSON: it holds a NUL byte at 53");
+  EXPECT_EQ(error_of(x + '\0' + "{ garbage", 1), "the header is not valid JSON: it holds a NUL byte at 53");
+  EXPECT_EQ(error_of(std::string("{\"\0\":1}", 8), 1), "the header is not valid JSON: it holds a NUL byte at 2");
+}
+
+// In time that grows with the file: an algorithm quadratic in the tensors takes minutes.
+TEST_F(Safetensors, ManyTensors) {
+  std::string header = "{";
+  constexpr int kTensors = 50000;
+  for (int i = 0; i < kTensors; ++i) {
+    header += (i == 0 ? "\"" : ",\"") + std::to_string(i) + R"(":{"dtype":"U8","shape":[0],"data_offsets":[0,0]})";
+  }
+  const auto begin = std::chrono::steady_clock::now();
+  write_file(header + "}", 0);
+  EXPECT_EQ(SafetensorsReader(path_).tensors().size(), std::size_t{kTensors});
+  EXPECT_EQ(error_of(header + ",\"7\":{}}", 0), "the name '7' occurs twice in the header");
+  EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(30));
+}
+
 TEST_F(Safetensors, DuplicateNames) {
   const std::string x = R"("x":{"dtype":"U8","shape":[1],"data_offsets":[0,1]})";
   EXPECT_EQ(error_of("{" + x + "," + x + "}", 1), "the name 'x' occurs twice in the header");
@@ -146,7 +172,10 @@ TEST_F(Safetensors, DuplicateNames) {
 }
 
 TEST_F(Safetensors, DeepNesting) {
-  EXPECT_EQ(error_of("{\"x\":" + std::string(100000, '[') + std::string(100000, ']') + "}", 0), "tensor 'x' must be an object");
+  const std::string deep = std::string(100000, '[') + std::string(100000, ']');
+  EXPECT_EQ(error_of("{\"x\":" + deep + "}", 0), "tensor 'x' must be an object");
+  EXPECT_EQ(error_of(R"({"x":{"dtype":"U8","shape":[)" + deep + R"(],"data_offsets":[0,1]}})", 1),
+            "tensor 'x': shape must hold sizes from 0 up, not array");
 }
 
 TEST_F(Safetensors, BadMetadata) {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -29,11 +30,20 @@ void sync_directory_of(const std::string& path) {
   ::close(file);
 }
 
+// Beside the target, and so short that every name of a file leaves room for the rest.
+std::string temporary_of(const std::string& target, ::pid_t owner, unsigned number) {
+  constexpr std::size_t kMostOfName = 100;
+  const fs::path path = target;
+  const std::string name = path.filename().string().substr(0, kMostOfName);
+  return (path.parent_path() / fmt::format("{}.{}-{}.partial", name, owner, number)).string();
+}
+
 }  // namespace
 
 std::string target_of(const std::string& path) {
   std::error_code error;
   const fs::file_status status = fs::status(path, error);
+  if (error == std::errc::filename_too_long) throw Error(fmt::format("{}: cannot be created: {}", path, error.message()));
   if (fs::exists(status) && !fs::is_regular_file(status)) throw Error(fmt::format("{}: is not a regular file", path));
   fs::path target = path;
   constexpr int kMostLinks = 40;  // as Linux
@@ -50,8 +60,11 @@ std::string target_of(const std::string& path) {
 
 WholeFile::WholeFile(const std::string& path) : path_(path), target_(target_of(path)), owner_(::getpid()) {
   static std::atomic<unsigned> counter{0};
-  const std::string temporary = fmt::format("{}.{}-{}.partial", target_, owner_, counter++);
-  file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  const std::string temporary = temporary_of(target_, owner_, counter++);
+  struct stat replaced {};
+  if (::stat(target_.c_str(), &replaced) == 0) mode_ = replaced.st_mode & 0777;
+  // What was for few to read is so while it is written, too; this process reads it back.
+  file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_ ? *mode_ | 0600U : 0666U);
   if (file_ < 0) fail(path_, "created");
   temporary_ = temporary;
 }
@@ -76,6 +89,7 @@ void WholeFile::write(std::string_view data, std::int64_t offset) {
 }
 
 void WholeFile::finish() {
+  if (mode_ && ::fchmod(file_, *mode_) != 0) fail(path_, "given the permissions of the file that it replaces");
   if (::fsync(file_) != 0) fail(path_, "forced to disk");
   const int file = file_;
   file_ = -1;

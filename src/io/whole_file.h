@@ -1,12 +1,14 @@
 // A file that appears whole or not at all: it is written under a temporary name beside its place and renamed when finished.
 //
-// A link stays: what it points to is written. Errors are Error and begin with the path as it was given. Writing goes straight
-// to the file and may come from several threads or forked processes; not thread safe otherwise.
+// A link stays: what it points to is written. What is replaced passes its permissions on. Errors are Error and begin with the
+// path as it was given. Writing goes straight to the file and may come from several threads or forked processes; not thread
+// safe otherwise.
 #pragma once
 
 #include <sys/types.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 
@@ -34,6 +36,7 @@ class WholeFile {
  private:
   std::string path_, target_, temporary_;
   int file_ = -1;
+  std::optional<::mode_t> mode_;  // of the file that is replaced
   ::pid_t owner_;
 };
 

@@ -56,6 +56,27 @@ TEST_F(WholeFiles, ReplaceWhatWasThereWhenTheyAreFinished) {
   EXPECT_EQ(std::distance(fs::directory_iterator(folder_), fs::directory_iterator()), 1);
 }
 
+TEST_F(WholeFiles, KeepThePermissionsOfWhatTheyReplace) {
+  write_whole_file(path("new"), "text");
+  ::mode_t mask = ::umask(0);
+  ::umask(mask);
+  EXPECT_EQ(static_cast<::mode_t>(fs::status(path("new")).permissions()), 0666U & ~mask);
+  for (const ::mode_t mode : {0600U, 0666U, 0755U}) {
+    ASSERT_EQ(::chmod(path("new").c_str(), mode), 0);
+    WholeFile file(path("new"));
+    EXPECT_EQ(static_cast<::mode_t>(fs::status(file.temporary_path()).permissions()) & ~mode, 0U);  // at no time more
+    file.finish();
+    EXPECT_EQ(static_cast<::mode_t>(fs::status(path("new")).permissions()), mode);
+  }
+}
+
+TEST_F(WholeFiles, MayHaveNamesAsLongAsTheSystemTakes) {
+  const std::string name(255, 'x');
+  write_whole_file(path(name.c_str()), "text");
+  EXPECT_EQ(text_of(path(name.c_str())), "text");
+  EXPECT_EQ(error(path((name + "x").c_str())), "cannot be created: File name too long");
+}
+
 TEST_F(WholeFiles, LinksStayAndWhatTheyPointToIsWritten) {
   fs::create_directory(folder_ / "deep");
   fs::create_symlink("deep/x", path("to_file"));
