@@ -2,15 +2,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
 #include <nlohmann/json.hpp>
+#include <optional>
 
 #include "base/processor.h"
 #include "kernels/registry.h"
@@ -25,8 +29,8 @@ using nlohmann::ordered_json;
 constexpr int kTuneSchema = 1;
 constexpr int kLargestSize = 1 << 20;
 
-// Null where there is no file.
-ordered_json read_json(const std::string& path) {
+// Nothing where there is no file.
+std::optional<ordered_json> read_json(const std::string& path) {
   std::error_code ignored;
   const std::filesystem::file_status status = std::filesystem::status(path, ignored);
   if (std::filesystem::exists(status) && !std::filesystem::is_regular_file(status)) {  // reading a pipe would wait for ever
@@ -36,7 +40,7 @@ ordered_json read_json(const std::string& path) {
   errno = 0;
   std::ifstream file(path, std::ios::binary);
   if (!file) {
-    if (errno == ENOENT || errno == ENOTDIR) return {};
+    if (errno == ENOENT || errno == ENOTDIR) return std::nullopt;
     refuse_tune_file(path, fmt::format("cannot be read: {}", std::strerror(errno)));
   }
   std::string text;
@@ -45,6 +49,8 @@ ordered_json read_json(const std::string& path) {
   } catch (const std::ios_base::failure& error) {
     refuse_tune_file(path, fmt::format("cannot be read: {}", error.what()));
   }
+  if (text.find('\0') != std::string::npos)
+    refuse_tune_file(path, "is not JSON: it holds a NUL byte");  // parse() would stop there
   ordered_json json = ordered_json::parse(text, nullptr, false);
   if (json.is_discarded()) refuse_tune_file(path, "is not JSON");
   return json;
@@ -96,13 +102,13 @@ struct MachineEntries {
 
 // The whole file, so that a mistake is found whichever machine it belongs to.
 std::vector<MachineEntries> read_machines(const std::string& path) {
-  const ordered_json json = read_json(path);
+  const std::optional<ordered_json> json = read_json(path);
   std::vector<MachineEntries> machines;
-  if (json.is_null()) return machines;
+  if (!json) return machines;
   try {
-    const auto schema = json.at("schema").get<std::int64_t>();
+    const auto schema = json->at("schema").get<std::int64_t>();
     if (schema != kTuneSchema) throw InvalidArgument(fmt::format("has schema {}, this version knows {}", schema, kTuneSchema));
-    for (const ordered_json& of : json.at("machines")) {
+    for (const ordered_json& of : json->at("machines")) {
       MachineEntries machine{{of.at("processor"), of.at("instructions"), of.at("version")}, {}};
       for (const ordered_json& entry : of.at("entries")) machine.entries.push_back(entry_of(entry));
       machines.push_back(std::move(machine));
@@ -116,17 +122,55 @@ std::vector<MachineEntries> read_machines(const std::string& path) {
   return machines;
 }
 
-// A file that goes away unless it was moved to its place.
+[[noreturn]] void fail_to_write(const std::string& path) {
+  throw Error(fmt::format("tune file {}: cannot be written: {}", path, std::strerror(errno)));
+}
+
+// Where a file of this path is written: a link stays, and what it points to need not be there. Makes the folders.
+std::string target_of(const std::string& path) {
+  namespace fs = std::filesystem;
+  constexpr int kMostLinks = 40;  // as Linux
+  std::error_code ignored;        // where it matters, the file cannot be made either
+  fs::path target = fs::absolute(path, ignored);
+  for (int links = 0; links < kMostLinks && fs::is_symlink(target, ignored); ++links) {
+    target = target.parent_path() / fs::read_symlink(target, ignored);
+  }
+  fs::create_directories(target.parent_path(), ignored);
+  return target;
+}
+
+// While one lives, no other process or thread changes the file; for those that know this lock, beside it, which stays. Where
+// the file system has no locks there is none.
+class Lock {
+ public:
+  Lock(const std::string& path, const std::string& target)
+      : file_(::open((target + ".lock").c_str(), O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK, 0666)) {
+    if (file_ < 0) fail_to_write(path);
+    while (::flock(file_, LOCK_EX) != 0 && errno == EINTR) {
+    }
+  }
+  ~Lock() { ::close(file_); }
+  Lock(const Lock&) = delete;
+  Lock& operator=(const Lock&) = delete;
+
+ private:
+  int file_;
+};
+
+// A file beside the target that goes away unless it was moved there.
 class Temporary {
  public:
-  explicit Temporary(const std::string& path)
-      : target_(path),
-        path_(fmt::format("{}.{}.tmp", path, ::getpid())),
-        file_(::open(path_.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)) {
-    if (file_ < 0) fail();
+  Temporary(const std::string& path, const std::string& target) : given_(path), target_(target) {
+    static std::atomic<unsigned> counter{0};
+    path_ = fmt::format("{}.{}-{}.tmp", target, ::getpid(), counter++);
+    struct stat replaced {};
+    const bool replaces = ::stat(target.c_str(), &replaced) == 0;
+    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (file_ < 0) fail_to_write(given_);
+    if (replaces) static_cast<void>(!::fchmod(file_, replaced.st_mode & 0777));  // nothing in it is secret
   }
   ~Temporary() {
-    if (file_ >= 0) ::close(file_);
+    ::close(file_);
     if (!moved_) ::unlink(path_.c_str());
   }
   Temporary(const Temporary&) = delete;
@@ -136,22 +180,19 @@ class Temporary {
     while (!text.empty()) {
       const auto written = ::write(file_, text.data(), text.size());
       if (written < 0 && errno == EINTR) continue;
-      if (written <= 0) fail();
+      if (written <= 0) fail_to_write(given_);
       text.remove_prefix(static_cast<std::size_t>(written));
     }
-    if (::fsync(file_) != 0) fail();
+    if (::fsync(file_) != 0) fail_to_write(given_);
   }
   void move() {
-    if (::rename(path_.c_str(), target_.c_str()) != 0) fail();
+    if (::rename(path_.c_str(), target_.c_str()) != 0) fail_to_write(given_);
     moved_ = true;
   }
 
  private:
-  [[noreturn]] void fail() const {
-    throw Error(fmt::format("tune file {}: cannot be written: {}", target_, std::strerror(errno)));
-  }
-  std::string target_, path_;
-  int file_;
+  std::string given_, target_, path_;
+  int file_ = -1;
   bool moved_ = false;
 };
 
@@ -180,7 +221,16 @@ std::vector<TuneEntry> read_tune_file(const std::string& path, const TuneMachine
   return {};
 }
 
+void prepare_tune_file(const std::string& path) {
+  read_machines(path);
+  const std::string target = target_of(path);
+  const Lock lock(path, target);
+  const Temporary file(path, target);
+}
+
 void write_tune_entry(const std::string& path, const TuneMachine& machine, const TuneEntry& entry) {
+  const std::string target = target_of(path);
+  const Lock lock(path, target);
   std::vector<MachineEntries> machines = read_machines(path);
   auto of = std::find_if(machines.begin(), machines.end(), [&](const auto& m) { return m.machine == machine; });
   if (of == machines.end()) of = machines.insert(machines.end(), {machine, {}});
@@ -199,9 +249,7 @@ void write_tune_entry(const std::string& path, const TuneMachine& machine, const
                                 {"version", m.machine.version},
                                 {"entries", std::move(entries)}});
   }
-  std::error_code ignored;  // where it matters, the file cannot be made either
-  std::filesystem::create_directories(std::filesystem::absolute(path).parent_path(), ignored);
-  Temporary file(path);
+  Temporary file(path, target);
   file.write(json.dump(1, ' ', false, ordered_json::error_handler_t::replace) + "\n");
   file.move();
 }

@@ -39,8 +39,13 @@ TuneMachine this_machine();
 // The entries of a machine; none where there is no file. Throws InvalidArgument if the file cannot be read or understood.
 std::vector<TuneEntry> read_tune_file(const std::string& path, const TuneMachine& machine);
 
+// Refuses a file that cannot be read, or not be written, before there is anything to write; makes the folders. Throws as
+// write_tune_entry().
+void prepare_tune_file(const std::string& path);
+
 // Puts an entry into the file, in place of the machine's entry for the same dtype, head_dim and kernels; keeps everything
-// else. Makes the folders. The file is replaced as a whole, so that a reader sees the old one or the new one. Throws as
+// else, also what another process puts there at the same time (FILE.lock, which stays). Makes the folders. The file is replaced
+// as a whole, so that a reader sees the old one or the new one; a link stays, and what it points to is replaced. Throws as
 // read_tune_file(), and Error if it cannot be written.
 void write_tune_entry(const std::string& path, const TuneMachine& machine, const TuneEntry& entry);
 

@@ -15,6 +15,7 @@
 #include <random>
 #include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "api/tune_file.h"
@@ -26,6 +27,7 @@
 namespace ringspan {
 namespace {
 
+using internal::prepare_tune_file;
 using internal::read_tune_file;
 using internal::this_machine;
 using internal::TuneEntry;
@@ -69,6 +71,14 @@ class TuneFile : public ::testing::Test {
     std::stringstream text;
     text << std::ifstream(path_).rdbuf();
     return text.str();
+  }
+  std::vector<std::string> names() const {  // of the files beside it, sorted
+    std::vector<std::string> names;
+    for (const auto& file : std::filesystem::directory_iterator(std::filesystem::path(path_).parent_path())) {
+      names.push_back(file.path().filename());
+    }
+    std::sort(names.begin(), names.end());
+    return names;
   }
   std::string refusal(const std::string& text) const {
     write(text);
@@ -143,7 +153,47 @@ TEST_F(TuneFile, IsReplacedAsAWhole) {
   seen << reader.rdbuf();
   EXPECT_EQ(seen.str(), before);
   EXPECT_NE(text(), before);
-  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(std::filesystem::path(path_).parent_path()), {}), 1);
+  EXPECT_THAT(names(), ElementsAre("tune.json", "tune.json.lock"));
+}
+
+TEST_F(TuneFile, WritersAtTheSameTimeKeepEachOthersEntries) {
+  constexpr int kThreads = 4, kEach = 16;
+  std::vector<std::thread> threads;
+  for (int t = 0; t < kThreads; ++t) {
+    threads.emplace_back([&, t] {
+      for (int i = 0; i < kEach; ++i) write_tune_entry(path_, this_machine(), entry(1 + t * kEach + i));
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+  EXPECT_EQ(read_tune_file(path_, this_machine()).size(), std::size_t{kThreads * kEach});
+}
+
+TEST_F(TuneFile, ALinkStaysAndWhatItPointsToIsWritten) {
+  std::filesystem::create_directories(folder_ + "/deep");
+  std::filesystem::create_symlink("deeper/tune.json", path_);  // is not there yet, nor is its folder
+  for (const int head_dim : {64, 128}) write_tune_entry(path_, this_machine(), entry(head_dim));
+  EXPECT_TRUE(std::filesystem::is_symlink(path_));
+  EXPECT_THAT(read_tune_file(folder_ + "/deep/deeper/tune.json", this_machine()), ElementsAre(entry(64), entry(128)));
+  EXPECT_THAT(names(), ElementsAre("deeper", "tune.json"));
+}
+
+TEST_F(TuneFile, KeepsItsPermissions) {
+  write_tune_entry(path_, this_machine(), entry(64));
+  ASSERT_EQ(::chmod(path_.c_str(), 0600), 0);
+  write_tune_entry(path_, this_machine(), entry(128));
+  EXPECT_EQ(std::filesystem::status(path_).permissions(), std::filesystem::perms(0600));
+}
+
+TEST_F(TuneFile, IsPreparedBeforeThereIsAnythingToWrite) {
+  prepare_tune_file(path_);
+  EXPECT_THAT(names(), ElementsAre("tune.json.lock"));
+  write_tune_entry(path_, this_machine(), entry(64));
+  const std::string before = text();
+  prepare_tune_file(path_);
+  EXPECT_EQ(text(), before);
+  EXPECT_THROW(prepare_tune_file(path_ + "/tune.json"), Error);
+  write("broken");
+  EXPECT_THROW(prepare_tune_file(path_), InvalidArgument);
 }
 
 TEST_F(TuneFile, WhatCannotBeWrittenSaysSo) {
@@ -166,6 +216,7 @@ TEST_F(TuneFile, WhatIsBrokenIsRefusedByName) {
   says("", "is not JSON");
   says("{\"schema\": 1, \"machines\": [", "is not JSON");
   says("[]", "cannot use at() with array");
+  says("null", "cannot use at() with null");
   says("{\"schema\": 2}", "has schema 2, this version knows 1");
   says("{\"schema\": 1}", "key 'machines' not found");
   write_tune_entry(folder_ + "/good", this_machine(), entry());
@@ -173,6 +224,7 @@ TEST_F(TuneFile, WhatIsBrokenIsRefusedByName) {
   stream << std::ifstream(folder_ + "/good").rdbuf();
   const std::string good = stream.str();
   EXPECT_EQ(refusal(good), "read");
+  says(good + '\0' + "more", "is not JSON: it holds a NUL byte");
   const auto with = [&](const std::string& from, const std::string& to) {
     std::string text = good;
     return text.replace(text.find(from), from.size(), to);
