@@ -53,6 +53,9 @@ class Usage(Errors):
     def test_options_are_given_once(self):
         self.fails(["plan", "--tokens", 8, "--tokens", 9], ARGUMENTS, "--tokens is given twice", "see `ringspan plan --help`")
         self.fails(["run", "--input", "a", "--output", "b", "--output", "c"], ARGUMENTS, "--output is given twice")
+        for command in (["plan", "--tokens", 8], ["bench", "--tokens", 8], ["verify", "nq=4 h=1 d=4"], ["capabilities"], ["doctor"]):
+            self.fails([*command, "--json", "--json"], ARGUMENTS, "--json is given twice")
+        self.fails(["plan", "--tokens", 8, "--alibi", "--alibi"], ARGUMENTS, "--alibi is given twice")
         for command in ("plan", "bench"):
             self.fails([command, "--tokens", 8, "--kernel", "portable", "--kernel", "reference"], ARGUMENTS,
                        "--kernel reference: the forward pass has --kernel portable")  # fmt: skip
@@ -74,11 +77,37 @@ class Usage(Errors):
             for strategy in ("auto", "ring"):
                 self.fails([*command, "--ranks", 2, "--computing-ranks", 1, "--strategy", strategy], ARGUMENTS,
                            f"--computing-ranks (1) is for --strategy local only, not {strategy}")  # fmt: skip
+            self.fails([*command, "--seed", 5, "--dropout", 0], ARGUMENTS, "--seed (5) is for dropout, but --dropout is 0")
+        self.fails(["verify", "--random", 1, "--json", "--verbose"], ARGUMENTS, "--json excludes --verbose")
+        for words, message in [
+            ("dlse=1 backward=0", "dlse=1 is for the backward pass, but backward is 0"),
+            ("seed=5", "seed=5 is for dropout, but dropout is 0"),
+            ("kernel=", "kernel=: expected the name of a kernel, such as reference"),
+        ]:
+            self.fails(["verify", "nq=4 h=1 d=4 " + words], ARGUMENTS, message)
         self.fails(["plan", "--tokens", 8, "--host-bandwidth", 1], ARGUMENTS, "--host-bandwidth requires --host-tensors")
         self.fails(["plan", "--tokens", 8, "--device", "cuda", "--threads", 4], UNSUPPORTED,
                    "--threads (4) is for kernels of the CPU, but this rank computes on cuda")  # fmt: skip
         for more in (["--seed", 3], ["--first", 4], ["--verbose"]):
             self.fails(["verify", "nq=4 h=1 d=4", *more], ARGUMENTS, f"{more[0]} requires --random")
+
+    def test_values_that_are_empty_are_not_left_out(self):
+        source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
+        self.fails(["run", "--input", source, "--output", self.path("o"), "--grad", ""], ARGUMENTS, "--grad () must be a file, random:SEED or ones")
+        self.fails(["plan", "--input", ""], INPUT_OUTPUT, "'': is not the name of a file")
+        self.fails(["plan", "--tokens", 8, "--input", ""], ARGUMENTS, "--tokens and --input exclude each other")
+        self.fails(["inspect", ""], INPUT_OUTPUT, "'': is not the name of a file")
+
+    def test_values_are_quoted_as_they_were_given(self):
+        for command in (["plan", "--tokens", 8], ["verify", "nq=4 h=1 d=4"]):
+            self.fails([*command, "--memory", "0.4"], ARGUMENTS, "--memory (0.4) must be at least 1 byte")
+        self.fails(["verify", "nq=20 h=1 d=4 pattern=documents cu_q=0,20,"], ARGUMENTS,
+                   "cu_q must be whole numbers up to 2147483647 separated by commas, but entry 2 is ''")  # fmt: skip
+        self.fails(["plan", "--tokens", 8, "--json=foo"], ARGUMENTS, "--json (foo) takes true, false or no value")
+
+    def test_problems_are_read_before_the_first_is_run(self):
+        for wrong, message in (("nq=4 h=1 d=4 speed=9", "unknown word speed=9"), ("nq=4 h=3 hkv=2 d=4", "heads (3) must be a multiple of kv_heads (2)")):
+            self.fails(["verify", "nq=4 h=1 d=4", wrong], ARGUMENTS, message)
 
     def test_seeds(self):
         plan, verify = ["plan", "--tokens", 8, "--dropout", 0.5], ["verify", "--random", 1]
@@ -128,7 +157,7 @@ class Usage(Errors):
             ("--memory", "inf", "must be a number of bytes"),
             ("--memory", "1e19", "must be a number of bytes"),
             ("--memory", "99999999TiB", "must be a number of bytes"),
-            ("--memory", "0", "--memory (0) must be positive"),
+            ("--memory", "0", "--memory (0) must be at least 1 byte"),
             ("--cost", "1,2", "--cost (1,2) must be F,B,L: flops/s, bytes/s, nanoseconds per message"),
             ("--cost", "1,2,3,4", "must be F,B,L"),
             ("--cost", "a,2,3", "--cost (a) must be a number"),
@@ -224,6 +253,7 @@ class Files(Errors):
             with_header({"q": {**entry, "shape": [-1, 1, 1, 1]}}, b"1234"),
             with_header({"q": {**entry, "dtype": "F77"}}, b"1234"),
             with_header({"q": entry, "k": entry}, b"1234"),  # overlap
+            with_header(json.dumps({"q": entry}).encode() + b"\0", b"1234"),
         ]:
             path = raw(content)
             for arguments in (["inspect", path], ["run", "--input", path, "--output", self.path("out")], ["plan", "--input", path]):
@@ -311,8 +341,10 @@ class Files(Errors):
             result = self.run_program(*arguments, code=MEMORY, preexec_fn=small)
             self.assertIn("out of memory: use more ranks, --memory, or `run --sequential`", result.stderr)
         few = limited(resource.RLIMIT_NOFILE, 100)
-        result = self.run_program(*common, "--ranks", 16, "--transport", "processes", code=INPUT_OUTPUT, preexec_fn=few)
-        self.assertIn("16 forked ranks need 560 file descriptors, the limit is 100", result.stderr)
+        for more in (["--ranks", 16], ["--ranks", 2, "--compare", 16]):  # the same transport for both
+            result = self.run_program(*common, *more, "--transport", "processes", code=INPUT_OUTPUT, preexec_fn=few)
+            self.assertIn("16 forked ranks need 560 file descriptors, the limit is 100", result.stderr)
+
         def stacks():  # each thread's takes most of what there is
             resource.setrlimit(resource.RLIMIT_STACK, (1 << 30, 1 << 30))
             resource.setrlimit(resource.RLIMIT_AS, (3 << 29, 3 << 29))

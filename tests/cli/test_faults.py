@@ -113,6 +113,23 @@ class Faults(ProgramTest):
         self.assertEqual(bench.communicate(timeout=4), ("", "ringspan: error: interrupted\n"))
         self.assertEqual(bench.returncode, INTERRUPTED)
 
+    def test_interrupt_while_many_ranks_are_planned(self):
+        many = ["--ranks", "1500", "--sharding", "zigzag", "--pattern", "causal"]  # takes minutes
+        for command in (
+            ["run", "--input", self.source, "--output", self.output, *many],
+            ["run", "--input", self.source, "--output", self.output, "--compare", "1500", "--pattern", "window:1,0"],
+            ["run", "--input", self.source, "--output", self.output, *many, "--sequential", "--strategy", "exchange"],
+            ["bench", "--tokens", "8192", "--heads", "1", *many],
+            ["verify", "nq=8192 h=1 d=16 p=1500 pattern=causal shard_q=zigzag shard_k=zigzag strategy=ring"],
+        ):
+            process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.kill)
+            time.sleep(3)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=10)
+            self.assertEqual((process.returncode, out, err), (INTERRUPTED, "", "ringspan: error: interrupted\n"), command)
+            self.assertEqual(os.listdir(self.results), [])
+
     def test_a_second_interrupt_ends_at_once_and_cleans_up(self):
         process = self.start()
         self.wait_for_work(process, False)
@@ -182,6 +199,11 @@ class Faults(ProgramTest):
 
         process = self.start(preexec_fn=limit)
         self.assert_nothing_left(process, INPUT_OUTPUT, "File too large")
+
+    def test_what_cannot_be_compared_is_known_before_the_work(self):
+        begin = time.monotonic()
+        self.assert_nothing_left(self.start("--compare", "2000000"), ARGUMENTS, "ranks (2000000) must be at most 1048576")
+        self.assertLess(time.monotonic() - begin, 20)  # seconds, where the work takes minutes
 
     def test_a_folder_that_does_not_exist(self):
         self.output = os.path.join(self.results, "missing", "out.safetensors")

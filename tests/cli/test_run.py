@@ -298,6 +298,13 @@ class Report(ProgramTest):
             self.assertEqual(memory.pop("all"), sum(memory.values()))
             self.assertTrue(0 <= rank["waiting_share"] <= 1)
 
+    def test_other_numbers_of_ranks_are_planned_with_the_same_tiles(self):
+        def one_rank(*tile):
+            output = self.path("out.safetensors")
+            return self.run_json("run", "--input", self.source(), "--output", output, "--ranks", 2, "--kernel", "portable", *tile)["one_rank_memory_bytes"]
+
+        self.assertNotEqual(one_rank(), one_rank("--tile", "192x512"))
+
     def test_json_into_a_file_beside_the_summary(self):
         result = self.run_program(
             "run", "--input", self.source(), "--output", self.path("out.safetensors"), "--json", self.path("report.json")

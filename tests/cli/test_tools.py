@@ -3,6 +3,8 @@
 import json
 import os
 import re
+import resource
+import struct
 import unittest
 import xml.etree.ElementTree
 
@@ -24,6 +26,21 @@ class Plan(ProgramTest):
         plans = [plan(rank) for rank in range(3)]
         self.assertEqual(len({p["fingerprint"] for p in plans}), 1)
         self.assertEqual([p["rank"] for p in plans], [0, 1, 2])
+
+    def test_a_misaligned_file_is_not_copied_for_its_shapes(self):
+        tokens = 1 << 20
+        header = {"pad": ("U8", [1], 1), **{name: ("F32", [1, tokens, 1, 64], tokens * 256) for name in "qkv"}}
+        entries, offset = {}, 0
+        for name, (dtype, shape, size) in header.items():
+            entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + size]}
+            offset += size
+        text = json.dumps(entries).encode()
+        with open(self.path("sparse"), "wb") as file:
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + offset)
+        plan = ["plan", "--input", self.path("sparse")]
+        least = lambda: resource.setrlimit(resource.RLIMIT_AS, (offset + (300 << 20),) * 2)  # noqa: E731
+        self.run_program(*plan, preexec_fn=least)  # of 768 MiB, mapped
 
     def test_shapes_of_a_file(self):
         tensors = safetensors_file.qkv(20, 4, 8, kv_heads=2, dtype="BF16")
@@ -143,20 +160,33 @@ class Tune(ProgramTest):
         with open(broken, "w", encoding="utf-8") as file:
             file.write("{")
         environment = {**os.environ, "RINGSPAN_TUNE_FILE": broken}
-        for command in (self.tiny, ("plan", "--tokens", 64)):
-            error = self.run_program(*command, env=environment, code=2).stderr
+        for command in (self.tiny, ("plan", "--tokens", 64), ("verify", "nq=4 h=1 d=4")):
+            error = self.run_program(*command, env=environment, code=6).stderr
             self.assertIn(f"tune file {broken}: is not JSON; remove it and run `ringspan tune`, or set RINGSPAN_TUNE_FILE=", error)
         for name, make in (("pipe", os.mkfifo), ("folder", os.mkdir)):
             make(self.path(name))
             environment["RINGSPAN_TUNE_FILE"] = self.path(name)
             for command in (self.tiny, ("plan", "--tokens", 64)):
-                error = self.run_program(*command, env=environment, code=2).stderr
+                error = self.run_program(*command, env=environment, code=6).stderr
                 self.assertIn(f"tune file {self.path(name)}: is not a regular file; name one, or set RINGSPAN_TUNE_FILE=", error)
         environment["RINGSPAN_TUNE_FILE"] = os.path.join(broken, "tune.json")
-        self.assertIn("cannot be written", self.run_program(*self.tiny, env=environment, code=6).stderr)
+        result = self.run_program(*self.tiny, env=environment, code=6)
+        self.assertIn("cannot be written", result.stderr)
+        self.assertEqual(result.stdout, "")  # before anything is measured
         self.assertIn("must be queries x keys, each in [1, 1048576], such as 96x256", self.run_program("plan", "--tokens", 9, "--tile", "96", code=2).stderr)
         error = self.run_program("plan", "--tokens", 9, "--kernel", "portable", "--backward-tile", "33x48", code=2).stderr
         self.assertIn("the queries of a tile (33) must be 0 or a multiple of 6 from 30 to 510", error)
+
+
+    def test_what_cannot_be_written_is_told_all_the_same(self):
+        environment = {**os.environ, "RINGSPAN_TUNE_FILE": self.path("tune.json")}
+        few_bytes = lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (10, 10))  # noqa: E731
+        result = self.run_program(*self.tiny, "--json", env=environment, code=6, preexec_fn=few_bytes, restore_signals=False)
+        self.assertIn("tune.json: cannot be written: File too large", result.stderr)
+        report = json.loads(result.stdout)
+        self.assertIsNone(report["file"])
+        self.assertEqual(len(report["combinations"]), 1)
+        self.assertGreater(report["combinations"][0]["forward"]["default_seconds"], 0)
 
 
 class Capabilities(ProgramTest):
@@ -220,6 +250,18 @@ class Tools(ProgramTest):
         self.assertEqual(report["documents"], [{"tensor": "cu_seqlens", "count": 3, "tokens": 30, "shortest": 2, "median": 4, "longest": 24}])
         self.assertEqual([t["name"] for t in report["tensors"]], ["q", "k", "v", "cu_seqlens"])
         self.assertEqual(report["metadata"], {"source": "a test"})
+
+    def test_inspect_calls_nonsense_nonsense(self):
+        for offsets, words in [
+            ([0, 9, 4, 30], "not ascending, so not offsets: entry 2 is 4 after 9"),
+            ([0, 2**31 - 1, -(2**31)], "not ascending, so not offsets: entry 2 is -2147483648 after 2147483647"),
+            ([-5, 9], "not offsets: entry 0 (-5) must be 0"),
+        ]:
+            path = self.write("in.safetensors", {"cu_seqlens": ("I32", [len(offsets)], safetensors_file.encode(offsets, "I32"))})
+            self.assertIn("cu_seqlens: " + words + "\n", self.run_program("inspect", path).stdout)
+            self.assertEqual(self.run_json("inspect", path)["documents"], [{"tensor": "cu_seqlens", "wrong": words}])
+        path = self.write("in.safetensors", {"cu_seqlens": ("I32", [2], safetensors_file.encode([0, 7], "I32"))})
+        self.assertIn("1 document of 7 to 7 tokens (median 7), 7 in all", self.run_program("inspect", path).stdout)
 
     def test_doctor(self):
         report = self.run_json("doctor")

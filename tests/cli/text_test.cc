@@ -32,6 +32,8 @@ TEST(Text, SeedsAreAllNumbersOf64Bits) {
 TEST(Text, ControlCharactersAreNotPrintable) {
   EXPECT_EQ(printable("a\x1b[31m\r\n\x7f\t"), "a?[31m????");
   EXPECT_EQ(printable("a\n\x1b\n", '\n'), "a\n?\n");
+  EXPECT_EQ(printable(std::string("a\0b", 3)), "a?b");
+  EXPECT_EQ(printable(std::string("a\0\n", 3), '\n'), "a?\n");
   EXPECT_EQ(printable("\xc2\x9b\xc2\x80\xc2\x9f"), "??????");                      // U+009b begins a sequence as ESC [ does
   EXPECT_EQ(printable("\xc2\xa0ä\xe2\x82\xac\xc2"), "\xc2\xa0ä\xe2\x82\xac\xc2");  // a space, letters, half a letter
 }

@@ -54,6 +54,17 @@ class Verify(unittest.TestCase):
         report = json.loads(done.stdout)["problems"][0]
         self.assertTrue(report["sampled"])
         self.assertEqual([t["elements"] for t in report["tensors"][:3]], [64 * 64, 64, 64 * 64])
+        self.assertNotIn("not_checked", report)
+
+    def test_a_sample_says_what_it_does_not_check(self):
+        line = "nq=40000 h=2 d=64 p=2 pattern=window:512,0 strategy=ring sinks=1"
+        self.assertIn("\n  dsinks               not checked: a sum over all rows", self.expect(0, line).stdout)
+        report = json.loads(self.expect(0, line, "--json").stdout)["problems"][0]
+        self.assertEqual(report["not_checked"], ["dsinks"])
+        self.assertNotIn("dsinks", [t["name"] for t in report["tensors"]])
+        whole = json.loads(self.expect(0, "nq=40 h=2 d=8 sinks=1", "--json").stdout)["problems"][0]
+        self.assertNotIn("not_checked", whole)
+        self.assertIn("dsinks", [t["name"] for t in whole["tensors"]])
 
     def test_random_problems_can_be_repeated(self):
         first = self.expect(0, "--random", "12", "--seed", "4", "--verbose").stdout

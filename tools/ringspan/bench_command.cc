@@ -9,6 +9,7 @@
 #include <map>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -88,14 +89,10 @@ class Barrier {
 
 // One rank of a world with its tensors, ready to be run again and again.
 struct Station {
-  Station(const Problem& problem, const PlanOptions& plan_options, const Inputs& inputs, Communicator& communicator)
-      : plan(make_plan(problem, plan_options, communicator.rank())),
-        work(plan, inputs, Layout::bshd),
-        watched(communicator, plan, nullptr),
-        attention(plan, watched) {}
+  Station(const Plan& plan, const Inputs& inputs, Communicator& communicator)
+      : work(plan, inputs, Layout::bshd), watched(communicator, plan, nullptr), attention(plan, watched) {}
   RankReport run() { return work.run(attention, watched); }
 
-  Plan plan;
   RankWork work;
   WatchedCommunicator watched;
   Attention attention;
@@ -143,20 +140,22 @@ struct BenchResult {
 };
 
 // Turn and turn about: all ranks, then the first alone with the whole problem. The first turn of each warms up.
-void time_in_turns(const BenchOptions& options, const PlanOptions& plan, const Inputs& inputs, BenchResult& result) {
+void time_in_turns(const BenchOptions& options, std::span<const Plan> plans, const Inputs& inputs, BenchResult& result) {
   const Problem& problem = options.problem.problem;
   const auto ranks = static_cast<std::size_t>(problem.ranks);
   const auto turns = static_cast<std::size_t>(options.repetitions);
   const SharedMemory memory((ranks + 1) * turns * sizeof(RankReport));
   auto* reports = reinterpret_cast<RankReport*>(memory.bytes().data());
   const RankBody body = [&](Communicator& communicator) {
-    Station station(problem, plan, inputs, communicator);
+    const Plan& plan = plans[static_cast<std::size_t>(communicator.rank())];
+    Station station(plan, inputs, communicator);
     Barrier barrier(communicator);
     std::vector<std::unique_ptr<Communicator>> alone;
     std::unique_ptr<Station> single;
     if (communicator.rank() == 0) {
       alone = make_thread_world(1);
-      single = std::make_unique<Station>(on_one_rank(problem), for_one_rank(plan), inputs, *alone.front());
+      single =
+          std::make_unique<Station>(make_plan(on_one_rank(problem), for_one_rank(plan.options()), 0), inputs, *alone.front());
     }
     for (std::size_t turn = 0; turn <= turns; ++turn) {
       barrier.wait();
@@ -244,13 +243,13 @@ int run(BenchOptions& options) {
   MemoryTarget target(problem, !options.forward_only);
   WorldOptions world;
   world.processes = options.processes;
-  run_world(problem, resolved, inputs, Layout::bshd, world, &target);
+  const std::vector<Plan> plans = plan_all(problem, resolved);
+  run_world(plans, inputs, Layout::bshd, world, &target);
   result.verification = verify_outputs(problem, inputs, Layout::bshd, target.outputs(), 1);
-  for (int rank = 0; rank < problem.ranks; ++rank) {
-    const Plan p = make_plan(problem, resolved, rank);
+  for (const Plan& p : plans) {
     result.flops += p.flops(Pass::forward) + (options.forward_only ? 0.0 : p.flops(Pass::backward));
   }
-  if (result.verification.passed) time_in_turns(options, resolved, inputs, result);
+  if (result.verification.passed) time_in_turns(options, plans, inputs, result);
   return print(options, plan, result);
 }
 

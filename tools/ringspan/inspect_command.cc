@@ -22,19 +22,41 @@ struct Documents {
   std::string name;
   std::int64_t count = 0;
   std::int64_t shortest = 0, median = 0, longest = 0, tokens = 0;
+  std::string wrong;  // where the numbers are no offsets: why
 };
 
 // Of a tensor of offsets; nothing where it is not one.
 std::optional<Documents> documents_of(const io::SafetensorsReader& reader, const io::TensorInfo& info) {
   if (!info.name.starts_with("cu_seqlens") || info.dtype != "I32" || info.shape.size() != 1 || info.shape[0] < 2)
     return std::nullopt;
-  std::vector<std::int32_t> offsets(static_cast<std::size_t>(info.shape[0]));
-  std::memcpy(offsets.data(), reader.data(info), offsets.size() * sizeof(std::int32_t));
-  std::vector<std::int64_t> lengths;
-  for (std::size_t i = 1; i < offsets.size(); ++i) lengths.push_back(std::int64_t{offsets[i]} - offsets[i - 1]);
-  std::sort(lengths.begin(), lengths.end());
-  return Documents{info.name,      static_cast<std::int64_t>(lengths.size()),     lengths.front(), lengths[lengths.size() / 2],
-                   lengths.back(), std::int64_t{offsets.back()} - offsets.front()};
+  const std::byte* data = reader.raw(info).data();
+  const auto offset = [data](std::size_t i) {
+    std::int32_t value = 0;
+    std::memcpy(&value, data + i * sizeof value, sizeof value);
+    return value;
+  };
+  Documents documents;
+  documents.name = info.name;
+  documents.count = info.shape[0] - 1;
+  if (offset(0) != 0) {
+    documents.wrong = fmt::format("not offsets: entry 0 ({}) must be 0", offset(0));
+    return documents;
+  }
+  std::vector<std::int32_t> lengths(static_cast<std::size_t>(documents.count));
+  for (std::size_t i = 0; i < lengths.size(); ++i) {
+    if (offset(i + 1) < offset(i)) {
+      documents.wrong = fmt::format("not ascending, so not offsets: entry {} is {} after {}", i + 1, offset(i + 1), offset(i));
+      return documents;
+    }
+    lengths[i] = offset(i + 1) - offset(i);
+  }
+  documents.tokens = offset(lengths.size());
+  const auto middle = lengths.begin() + static_cast<std::ptrdiff_t>(lengths.size() / 2);
+  std::nth_element(lengths.begin(), middle, lengths.end());
+  documents.median = *middle;
+  documents.shortest = *std::min_element(lengths.begin(), middle + 1);
+  documents.longest = *std::max_element(middle, lengths.end());
+  return documents;
 }
 
 int print_json(const io::SafetensorsReader& reader) {
@@ -43,7 +65,9 @@ int print_json(const io::SafetensorsReader& reader) {
   for (const io::TensorInfo& info : reader.tensors()) {
     json["tensors"].push_back({{"name", info.name}, {"dtype", info.dtype}, {"shape", info.shape}, {"bytes", info.bytes}});
     const auto documents = documents_of(reader, info);
-    if (documents) {
+    if (documents && !documents->wrong.empty()) {
+      json["documents"].push_back({{"tensor", documents->name}, {"wrong", documents->wrong}});
+    } else if (documents) {
       json["documents"].push_back({{"tensor", documents->name},
                                    {"count", documents->count},
                                    {"tokens", documents->tokens},
@@ -73,6 +97,10 @@ int print_text(const io::SafetensorsReader& reader) {
   for (const io::TensorInfo& info : reader.tensors()) {
     const auto documents = documents_of(reader, info);
     if (!documents) continue;
+    if (!documents->wrong.empty()) {
+      fmt::print("\n{}: {}\n", printable(documents->name), documents->wrong);
+      continue;
+    }
     fmt::print("\n{}: {} of {} to {} tokens (median {}), {} in all\n", printable(documents->name),
                counted(documents->count, "document"), count_text(documents->shortest), count_text(documents->longest),
                count_text(documents->median), count_text(documents->tokens));

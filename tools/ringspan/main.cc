@@ -80,7 +80,14 @@ int parse_failure(CLI::App& app, const CLI::ParseError& error) {
   const CLI::App* command = chosen.empty() ? nullptr : chosen.front();
   const std::string help = command != nullptr ? fmt::format("ringspan {} --help", command->get_name()) : "ringspan --help";
   std::string message = error.what();
-  if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
+  if (dynamic_cast<const CLI::ConversionError*>(&error) != nullptr) {
+    // "Could not convert: --json = foo": only flags are converted, other values have parsers of their own.
+    const std::size_t name = message.find("--"), equals = message.find(" = ");
+    if (name < equals && equals != std::string::npos) {
+      const std::string value = message.substr(equals + 3);
+      message = fmt::format("{} ({}) takes true, false or no value", message.substr(name, equals - name), value);
+    }
+  } else if (dynamic_cast<const CLI::ArgumentMismatch*>(&error) != nullptr) {
     const std::string name = message.substr(0, message.find(':'));
     const CLI::Option* option = command != nullptr ? command->get_option_no_throw(name) : nullptr;
     message = name + (option != nullptr && option->count() > 1 ? " is given twice" : " needs a value");
@@ -143,6 +150,10 @@ int main_body(int argc, char** argv) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
     sub->get_help_ptr()->description("this page");
     bodies.emplace_back(sub, command.setup(*sub));
+    for (CLI::Option* option : sub->get_options({})) {
+      const bool flag = option->get_items_expected_max() == 0;
+      if (flag) option->multi_option_policy(CLI::MultiOptionPolicy::Throw);  // as for options with a value
+    }
   }
   app.footer(kFooter);  // after the commands, which inherit all that is there
   try {

@@ -38,7 +38,7 @@ struct PlanCommandOptions {
   std::string input, draw;
   std::optional<Layout> layout;
   int rank = 0;  // or, below 0, all
-  bool json = false, forward_only = false;
+  bool has_input = false, json = false, forward_only = false;
 };
 
 int parse_rank(const std::string& text) {
@@ -70,9 +70,9 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
   ProblemOptions& problem = options.problem;
   std::vector<NamedFile> files;
   if (options.draw.starts_with(kToFile)) files.push_back({"--draw", options.draw.substr(kToFile.size()), true});
-  if (!options.input.empty()) files.push_back({"--input", options.input});
+  if (options.has_input) files.push_back({"--input", options.input});
   check_files(files);
-  if (!options.input.empty()) {
+  if (options.has_input) {
     const auto shapes =
         app.get_options([](const CLI::Option* option) { return option->get_group() == kShapeGroup && option->count() > 0; });
     if (!shapes.empty()) {
@@ -148,7 +148,10 @@ Body setup_plan(CLI::App& app) {
   })->needs(input);
   add_shape_options(app, options->problem);
   add_problem_options(app, options->problem);
-  return [&app, options] { return run(app, *options); };
+  return [&app, options, input] {
+    options->has_input = input->count() > 0;
+    return run(app, *options);
+  };
 }
 
 }  // namespace ringspan::cli

@@ -10,6 +10,7 @@
 #include <tuple>
 #include <utility>
 
+#include "file_error.h"
 #include "pattern/validate.h"
 #include "ringspan/error.h"
 #include "ringspan/tuning.h"
@@ -118,6 +119,12 @@ float parse_float32(const std::string& option, const std::string& text) {
   throw InvalidArgument(fmt::format("{} ({}) must be a number that float32 can hold", option, text));
 }
 
+// Said after all options are known: --dropout may come later, and may be 0.
+void require_dropout(const ProblemOptions& options) {
+  if (!options.seed_given || options.problem.dropout != 0) return;
+  throw InvalidArgument(fmt::format("--seed ({}) is for dropout, but --dropout is 0", options.problem.seed));
+}
+
 void add_score_options(CLI::App& app, ProblemOptions& options) {
   Problem& problem = options.problem;
   const auto real = [&](const char* name, float* target, const char* help) {
@@ -131,7 +138,10 @@ void add_score_options(CLI::App& app, ProblemOptions& options) {
   real("--softcap", &problem.softcap, "X * tanh(score / X); 0: off");
   CLI::Option* dropout = real("--dropout", &problem.dropout, "probability with which a pair is dropped");
   add_parsed(app, "--seed", "N", "of dropout",
-             [&problem](const std::string& text) { problem.seed = parse_seed("--seed", text); })
+             [&options](const std::string& text) {
+               options.problem.seed = parse_seed("--seed", text);
+               options.seed_given = true;
+             })
       ->group(kScoreGroup)
       ->needs(dropout);
 }
@@ -150,10 +160,7 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
              [&plan](const std::string& text) { plan.bucket_rows = parse_bucket(text); })
       ->group(kPlanGroup);
   add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB, 1e9",
-             [&plan](const std::string& text) {
-               plan.memory_budget = parse_bytes("--memory", text);
-               if (plan.memory_budget == 0) throw InvalidArgument("--memory (0) must be positive");
-             })
+             [&plan](const std::string& text) { plan.memory_budget = parse_budget(text); })
       ->group(kPlanGroup);
   add_parsed(app, "--cost", "F,B,L", "for auto: flops/s, bytes/s of a rank, nanoseconds per message (default 1e11,5e9,20000)",
              [&plan](const std::string& text) {
@@ -180,6 +187,12 @@ void add_plan_options(CLI::App& app, ProblemOptions& options) {
 }
 
 }  // namespace
+
+std::int64_t parse_budget(const std::string& text) {
+  const std::int64_t bytes = parse_bytes("--memory", text);
+  if (bytes == 0) throw InvalidArgument(fmt::format("--memory ({}) must be at least 1 byte", text));
+  return bytes;
+}
 
 CLI::Option* add_kernel_option(CLI::App& app, PlanOptions& plan) {
   return app
@@ -317,6 +330,10 @@ void add_shape_options(CLI::App& app, ProblemOptions& options) {
   app.add_flag("--sinks", problem.sinks, "with an attention sink per head")->group(kShapeGroup);
 }
 
+PlanOptions with_tuned_file(const Problem& problem, const PlanOptions& plan) {
+  return as_file_error([&] { return with_tuned_sizes(problem, plan); });
+}
+
 void complete(ProblemOptions& options) {
   Problem& problem = options.problem;
   problem.pattern = Pattern::parse(options.pattern_text);
@@ -331,8 +348,9 @@ void complete(ProblemOptions& options) {
   }
   require_backward(options.plan);
   require_local(options.plan);
+  require_dropout(options);
   problem.validate();
-  options.plan = with_tuned_sizes(problem, options.plan);
+  options.plan = with_tuned_file(problem, options.plan);
 }
 
 }  // namespace ringspan::cli

@@ -28,7 +28,7 @@ struct ProblemOptions {
   std::string pattern_text = "full";
   bool tokens_given = false, tokens_k_given = false, kv_heads_given = false, head_dim_v_given = false;
   bool sharding_k_given = false;
-  bool threads_given = false;
+  bool threads_given = false, seed_given = false;
 };
 
 // Every option whose value is parsed by a function that throws InvalidArgument.
@@ -37,6 +37,9 @@ CLI::Option* add_parsed(CLI::App& app, const std::string& name, const std::strin
 // A whole number >= `smallest`.
 CLI::Option* add_integer(CLI::App& app, const std::string& name, std::int64_t smallest, std::function<void(std::int64_t)> set,
                          const std::string& help);
+
+// The value of --memory.
+std::int64_t parse_budget(const std::string& text);
 
 // --transport threads|processes
 CLI::Option* add_transport(CLI::App& app, std::function<void(bool processes)> set);
@@ -53,6 +56,9 @@ inline constexpr const char* kShapeGroup = "shape";  // of the options of add_sh
 // --tokens --tokens-k --batch --heads --kv-heads --head-dim --head-dim-v --dtype --cu-seqlens --cu-seqlens-k
 // --alibi --sinks
 void add_shape_options(CLI::App& app, ProblemOptions& options);
+
+// with_tuned_sizes(), for which a tune file that cannot be used is a FileError.
+PlanOptions with_tuned_file(const Problem& problem, const PlanOptions& plan);
 
 // Parses the pattern, fills in what was not given (tokens_k = tokens_q, kv_heads = heads, threads = cores / ranks, ...),
 // validates the problem, and looks up the sizes that were measured on this machine.

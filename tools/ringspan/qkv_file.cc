@@ -51,6 +51,7 @@ void refuse_pages(const io::SafetensorsReader& reader) {
 }  // namespace
 
 io::SafetensorsReader open_safetensors(const std::string& path) {
+  if (path.empty()) throw FileError("'': is not the name of a file");
   io::SafetensorsReader reader = as_file_error([&] { return io::SafetensorsReader(path); });
   watch_mapped(path, reader.mapped());
   return reader;
@@ -84,9 +85,25 @@ GlobalTensor QkvFile::tensor(const io::SafetensorsReader& reader, const std::str
   tensor.shape = {
       info.shape[0], info.shape[heads_first ? 2 : 1],          info.shape[heads_first ? 1 : 2], per_row ? 1 : info.shape[3],
       *dtype,        heads_first ? Layout::bhsd : Layout::bshd};
-  tensor.data = reader.data(info);
-  tensor.mapped = info.offset % size_of(*dtype) == 0;  // otherwise the reader made an aligned copy
   return tensor;
+}
+
+void QkvFile::load(const io::SafetensorsReader& reader, const std::string& name, GlobalTensor& tensor) {
+  const io::TensorInfo& info = required(reader, name);
+  tensor.data = reader.data(info);
+  tensor.mapped = tensor.data == reader.raw(info).data();  // otherwise the reader made an aligned copy
+}
+
+void QkvFile::load() {
+  load(reader_, "q", inputs_.q);
+  load(reader_, "k", inputs_.k);
+  load(reader_, "v", inputs_.v);
+  const auto floats = [&](const char* name) -> const float* {
+    const io::TensorInfo* info = reader_.find(name);
+    return info == nullptr ? nullptr : reinterpret_cast<const float*>(reader_.data(*info));
+  };
+  inputs_.sinks = floats("sinks");
+  inputs_.alibi_slopes = floats("alibi_slopes");
 }
 
 std::vector<std::int32_t> QkvFile::offsets(const std::string& name) const {
@@ -96,7 +113,7 @@ std::vector<std::int32_t> QkvFile::offsets(const std::string& name) const {
          info.dtype, fmt::join(info.shape, ", "));
   }
   std::vector<std::int32_t> values(static_cast<std::size_t>(info.shape[0]));
-  if (!values.empty()) std::memcpy(values.data(), reader_.data(info), values.size() * sizeof(std::int32_t));
+  if (!values.empty()) std::memcpy(values.data(), reader_.raw(info).data(), values.size() * sizeof(std::int32_t));
   return values;
 }
 
@@ -169,22 +186,20 @@ void QkvFile::describe_documents(ProblemOptions& options) {
 
 void QkvFile::describe_heads_vectors(Problem& problem) {
   const std::string& path = reader_.path();
-  const auto vector = [&](const char* name, bool may_have_batch, std::int64_t* batch_stride) -> const float* {
+  const auto is_there = [&](const char* name, bool may_have_batch) {
     const io::TensorInfo* info = reader_.find(name);
-    if (info == nullptr) return nullptr;
+    if (info == nullptr) return false;
     const bool flat = info->shape == std::vector<std::int64_t>{problem.heads};
     const bool batched = may_have_batch && info->shape == std::vector<std::int64_t>{problem.batch, problem.heads};
     if (info->dtype != "F32" || (!flat && !batched)) {
       fail(path, "{} has dtype {} and shape ({}), expected F32 and ({}){}", name, info->dtype, fmt::join(info->shape, ", "),
            problem.heads, may_have_batch ? fmt::format(" or ({}, {})", problem.batch, problem.heads) : "");
     }
-    if (batched && batch_stride != nullptr) *batch_stride = problem.heads;
-    return reinterpret_cast<const float*>(reader_.data(*info));
+    if (batched) inputs_.alibi_batch_stride = problem.heads;
+    return true;
   };
-  inputs_.sinks = vector("sinks", false, nullptr);
-  inputs_.alibi_slopes = vector("alibi_slopes", true, &inputs_.alibi_batch_stride);
-  problem.sinks = inputs_.sinks != nullptr;
-  problem.alibi = inputs_.alibi_slopes != nullptr;
+  problem.sinks = is_there("sinks", false);
+  problem.alibi = is_there("alibi_slopes", true);
 }
 
 void QkvFile::attach_gradient(const std::string& path, const Problem& problem) {
@@ -195,6 +210,7 @@ void QkvFile::attach_gradient(const std::string& path, const Problem& problem) {
          layout_ == Layout::bshd ? "bshd" : "bhsd");
   }
   inputs_.d_out = tensor(*gradient_reader_, name);
+  load(*gradient_reader_, name, inputs_.d_out);
   const TensorShape expected = OutputShapes(problem, layout_).o;
   const TensorShape& shape = inputs_.d_out.shape;
   if (shape.batch != expected.batch || shape.tokens != expected.tokens || shape.heads != expected.heads ||
@@ -206,6 +222,7 @@ void QkvFile::attach_gradient(const std::string& path, const Problem& problem) {
     fail(path, "{} is {}, but q is {}", name, to_string(shape.dtype), to_string(expected.dtype));
   if (gradient_reader_->find("dlse") == nullptr) return;
   inputs_.dlse = tensor(*gradient_reader_, "dlse", true);
+  load(*gradient_reader_, "dlse", inputs_.dlse);
   const TensorShape& dlse = inputs_.dlse.shape;
   if (dlse.batch != expected.batch || dlse.tokens != expected.tokens || dlse.heads != expected.heads) {
     fail(path, "dlse has batch {}, heads {}, tokens {}; lse has {}, {}, {}", dlse.batch, dlse.heads, dlse.tokens,

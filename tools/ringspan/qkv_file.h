@@ -9,7 +9,8 @@
 // The two middle dimensions are swapped in the layout bhsd. A gradient file holds d_out (or do), shaped like o, and may hold
 // dlse, float32 (batch, heads, tokens).
 //
-// The file stays mapped; nothing is copied. Errors are FileError and begin with the path.
+// The file stays mapped, and is read where it lies; a tensor that the file misaligns is copied by load(). Errors are FileError
+// and begin with the path.
 #pragma once
 
 #include <optional>
@@ -28,6 +29,8 @@ class QkvFile {
 
   // Sets shapes, dtype, documents, alibi and sinks of the problem. The layout: as asked, else as the metadata says, else bshd.
   void describe(ProblemOptions& options, std::optional<Layout> asked);
+  // After describe(): the data of the inputs, too.
+  void load();
   // The gradient of another file; checked against the problem.
   void attach_gradient(const std::string& path, const Problem& problem);
 
@@ -41,6 +44,7 @@ class QkvFile {
  private:
   static std::optional<Layout> stated_layout(const io::SafetensorsReader& reader);
   GlobalTensor tensor(const io::SafetensorsReader& reader, const std::string& name, bool per_row = false) const;
+  static void load(const io::SafetensorsReader& reader, const std::string& name, GlobalTensor& tensor);
   std::vector<std::int32_t> offsets(const std::string& name) const;
   void describe_documents(ProblemOptions& options);
   void describe_heads_vectors(Problem& problem);

@@ -164,10 +164,9 @@ class Board {
   SharedMemory memory_;
 };
 
-void run_rank(const Problem& problem, const PlanOptions& plan_options, const Inputs& inputs, Layout layout,
-              const WorldOptions& options, Target* target, Communicator& communicator, const Board& board) {
+void run_rank(const Plan& plan, const Inputs& inputs, Layout layout, const WorldOptions& options, Target* target,
+              Communicator& communicator, const Board& board) {
   const int rank = communicator.rank();
-  const Plan plan = make_plan(problem, plan_options, rank);
   ProgressLine line(options.show_progress && rank == 0);
   RankWork work(plan, inputs, layout);
   WatchedCommunicator watched(communicator, plan, &line);
@@ -185,16 +184,26 @@ void run_rank(const Problem& problem, const PlanOptions& plan_options, const Inp
 
 }  // namespace
 
-WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inputs& inputs, Layout layout,
-                      const WorldOptions& options, Target* target) {
-  const Board board(problem.ranks, options.repetitions);
+std::vector<Plan> plan_all(const Problem& problem, const PlanOptions& options) {
+  std::vector<Plan> plans;
+  for (int rank = 0; rank < problem.ranks; ++rank) {
+    throw_if_interrupted();
+    plans.push_back(make_plan(problem, options, rank));
+  }
+  return plans;
+}
+
+WorldReport run_world(std::span<const Plan> plans, const Inputs& inputs, Layout layout, const WorldOptions& options,
+                      Target* target) {
+  const auto ranks = static_cast<int>(plans.size());
+  const Board board(ranks, options.repetitions);
   const RankBody body = [&](Communicator& communicator) {
-    run_rank(problem, plan, inputs, layout, options, target, communicator, board);
+    run_rank(plans[static_cast<std::size_t>(communicator.rank())], inputs, layout, options, target, communicator, board);
   };
   if (options.processes) {
-    run_forked_ranks(problem.ranks, body);
+    run_forked_ranks(ranks, body);
   } else {
-    run_thread_ranks(problem.ranks, body);
+    run_thread_ranks(ranks, body);
   }
   // A repetition takes as long as its slowest rank; the median repetition is the one reported.
   struct Repetition {
@@ -205,7 +214,7 @@ WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inp
   for (int i = 0; i < options.repetitions; ++i) {
     double forward = 0;
     double backward = 0;
-    for (int rank = 0; rank < problem.ranks; ++rank) {
+    for (int rank = 0; rank < ranks; ++rank) {
       const RankReport& report = board.reports(rank)[static_cast<std::size_t>(i)];
       forward = std::max(forward, report.forward_seconds);
       backward = std::max(backward, report.backward_seconds);
@@ -216,7 +225,7 @@ WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inp
             [](const Repetition& a, const Repetition& b) { return a.seconds < b.seconds; });
   const auto median = static_cast<std::size_t>(repetitions[repetitions.size() / 2].index);
   WorldReport report;
-  for (int rank = 0; rank < problem.ranks; ++rank) {
+  for (int rank = 0; rank < ranks; ++rank) {
     report.ranks.push_back(board.reports(rank)[median]);
     report.forward_seconds = std::max(report.forward_seconds, report.ranks.back().forward_seconds);
     report.backward_seconds = std::max(report.backward_seconds, report.ranks.back().backward_seconds);

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -70,8 +71,11 @@ class RankWork {
   bool backward_ = false;
 };
 
-// Runs every rank as a thread or a forked process and returns what they measured, by rank, with the bytes that rank r sent to
-// s at [r * ranks + s] of `sent`. Results go to `target` (may be null).
+// The plans of all ranks. An interrupt ends it between two of them: planning many ranks takes long.
+std::vector<Plan> plan_all(const Problem& problem, const PlanOptions& options);
+
+// Runs every rank, with its plan, as a thread or a forked process and returns what they measured, by rank, with the bytes that
+// rank r sent to s at [r * ranks + s] of `sent`. Results go to `target` (may be null).
 struct WorldReport {
   std::vector<RankReport> ranks;
   std::vector<std::int64_t> sent;
@@ -86,7 +90,7 @@ struct WorldOptions {
   int warm_up = 0;      // executions before the one that is reported
   int repetitions = 1;  // the median is reported
 };
-WorldReport run_world(const Problem& problem, const PlanOptions& plan, const Inputs& inputs, Layout layout,
-                      const WorldOptions& options, Target* target);
+WorldReport run_world(std::span<const Plan> plans, const Inputs& inputs, Layout layout, const WorldOptions& options,
+                      Target* target);
 
 }  // namespace ringspan::cli

@@ -161,6 +161,7 @@ Json json_of(const Verification& verification) {
                                    {"max_error", c.max_error},
                                    {"max_naive_error", c.max_naive_error}});
   }
+  if (!verification.not_checked.empty()) json["not_checked"] = verification.not_checked;
   return json;
 }
 

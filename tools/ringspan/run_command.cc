@@ -43,7 +43,7 @@ struct RunOptions {
   ProblemOptions problem;
   std::string input, output, gradient, json;
   std::optional<Layout> layout;
-  bool json_wanted = false, verify = false, sequential = false;
+  bool gradient_wanted = false, json_wanted = false, verify = false, sequential = false;
   std::string transport;  // empty: not given
   int compare = 0;
   double deadline = 30;
@@ -119,7 +119,7 @@ class Run {
   const PlanOptions& plan_options() const { return options_.problem.plan; }
 
   void prepare() {
-    const GradientSpec gradient = options_.gradient.empty() ? GradientSpec{} : parse_gradient(options_.gradient);
+    const GradientSpec gradient = options_.gradient_wanted ? parse_gradient(options_.gradient) : GradientSpec{};
     std::vector<NamedFile> files{{"--input", options_.input}, {"--output", options_.output, true}};
     if (gradient.kind == GradientSpec::Kind::file) files.push_back({"--grad", gradient.file});
     if (!options_.json.empty()) files.push_back({"--json", options_.json, true});
@@ -135,6 +135,12 @@ class Run {
     if (options_.sequential && options_.compare > 0) {
       throw InvalidArgument("--sequential and --compare exclude each other: ranks that take turns are not faster");
     }
+    if (options_.compare > 0) {  // refused before the work
+      const auto [other, plan] = on(options_.compare);
+      other.validate();
+      make_plan(other, plan, 0);
+    }
+    file_.load();
   }
 
   std::unique_ptr<io::SafetensorsWriter> make_writer() const {
@@ -152,28 +158,34 @@ class Run {
     // What rank 0 chose is what every rank runs: automatic decides once.
     PlanOptions resolved = report.plan.options();
     resolved.memory_budget = 0;
-    for (int rank = 0; rank < problem().ranks; ++rank) report.plans.push_back(make_plan(problem(), resolved, rank));
+    report.plans = plan_all(problem(), resolved);
     report.one_rank_bytes = one_rank_bytes();
     report.input = options_.input;
     report.transport = options_.sequential ? "sequential" : options_.transport.empty() ? "threads" : options_.transport;
     report.chosen = plan_options().strategy == Strategy::automatic && problem().ranks > 1;
     report.problem_line = io::print_problem(problem());
     report.notes = file_.notes();
-    WorldOptions world;
-    world.processes = options_.transport == "processes";
-    world.show_progress = true;
-    world.execute.deadline = Communicator::Seconds(options_.deadline);
+    const WorldOptions world = world_options();
     if (options_.sequential) {
       report.sequential =
           run_sequentially(problem(), resolved, file_.inputs(), file_.layout(), world, folder.empty() ? "." : folder, target);
       report.world = report.sequential->world;
     } else {
-      report.world = run_world(problem(), resolved, file_.inputs(), file_.layout(), world, &target);
+      report.world = run_world(report.plans, file_.inputs(), file_.layout(), world, &target);
     }
     return report;
   }
 
-  // The problem on another number of ranks, planned anew; lists of positions hold for the one they were made for.
+  WorldOptions world_options() const {
+    WorldOptions world;
+    world.processes = options_.transport == "processes";
+    world.show_progress = true;
+    world.execute.deadline = Communicator::Seconds(options_.deadline);
+    return world;
+  }
+
+  // The problem on another number of ranks, planned anew for the same kernels and tiles; lists of positions hold for the number
+  // that they were made for.
   std::pair<Problem, PlanOptions> on(int ranks) const {
     Problem other = problem();
     other.ranks = ranks;
@@ -184,6 +196,9 @@ class Run {
     plan.threads = plan_options().threads;
     plan.attend_kernel = plan_options().attend_kernel;
     plan.attend_backward_kernel = plan_options().attend_backward_kernel;
+    plan.attend_tile = plan_options().attend_tile;
+    plan.attend_backward_tile = plan_options().attend_backward_tile;
+    plan.tuned = plan_options().tuned;
     return {other, plan};
   }
 
@@ -194,11 +209,12 @@ class Run {
 
   void compare(RunReport& report) {
     const auto [other, plan] = on(options_.compare);
-    WorldOptions world;
-    world.show_progress = true;
+    WorldOptions world = world_options();
     world.progress_prefix = fmt::format("{} rank{} for comparison, ", other.ranks, other.ranks == 1 ? "" : "s");
     report.compared_ranks = options_.compare;
-    report.compared = run_world(other, plan, file_.inputs(), file_.layout(), world, nullptr);
+    // As above: automatic decides once.
+    report.compared =
+        run_world(plan_all(other, make_plan(other, plan, 0).options()), file_.inputs(), file_.layout(), world, nullptr);
   }
 
   void verify(RunReport& report, const io::SafetensorsWriter& writer) {
@@ -229,9 +245,11 @@ Body setup_run(CLI::App& app) {
   app.footer(kFooter);
   app.add_option("--input", options->input, "safetensors file with q, k, v")->type_name("FILE")->required();
   app.add_option("--output", options->output, "safetensors file for the results")->type_name("FILE")->required();
-  app.add_option("--grad", options->gradient,
-                 "run the backward pass too: gradient of o from a file (d_out, and dlse if it is there), random:SEED or ones")
-      ->type_name("FILE|random:SEED|ones");
+  CLI::Option* gradient =
+      app.add_option(
+             "--grad", options->gradient,
+             "run the backward pass too: gradient of o from a file (d_out, and dlse if it is there), random:SEED or ones")
+          ->type_name("FILE|random:SEED|ones");
   add_parsed(app, "--layout", "LAYOUT",
              "bshd (batch, tokens, heads, head_dim) or bhsd (default: what the file's metadata says, else bshd)",
              [options](const std::string& text) { options->layout = parse_layout(text); });
@@ -247,7 +265,8 @@ Body setup_run(CLI::App& app) {
                           ->expected(0, 1);
   add_deadline(app, options->deadline);
   add_problem_options(app, options->problem);
-  return [options, json] {
+  return [options, gradient, json] {
+    options->gradient_wanted = gradient->count() > 0;
     options->json_wanted = json->count() > 0;
     return Run(*options).run();
   };

@@ -359,6 +359,7 @@ SequentialReport run_sequentially(const Problem& problem, const PlanOptions& pla
   reset_peak();
   const std::int64_t resident = status_bytes("VmRSS:");
   for (int rank = 0; rank < problem.ranks; ++rank) {
+    throw_if_interrupted();
     run_rank(make_plan(problem, plan_options, rank), inputs, layout, options, shared, target, report);
   }
   if (backward) {

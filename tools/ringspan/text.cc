@@ -137,7 +137,8 @@ std::string printable(std::string text, char kept) {
   for (std::size_t i = 0; i < text.size(); ++i) {
     const auto byte = [&](std::size_t at) { return at < text.size() ? static_cast<unsigned char>(text[at]) : 0xff; };
     if (byte(i) == 0xc2 && byte(i + 1) >= 0x80 && byte(i + 1) < 0xa0) text[i] = text[i + 1] = '?';  // U+0080 to U+009f
-    if ((byte(i) < 0x20 && text[i] != kept) || byte(i) == 0x7f) text[i] = '?';
+    const bool keeps = kept != '\0' && text[i] == kept;
+    if ((byte(i) < 0x20 && !keeps) || byte(i) == 0x7f) text[i] = '?';
   }
   return text;
 }

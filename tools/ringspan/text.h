@@ -29,7 +29,8 @@ std::string rate_text(double per_second, std::string_view unit);  // "12.3 Gflop
 std::string percent_text(double share);                           // "12.3 %"
 std::string counted(std::int64_t count, std::string_view thing);  // "1 rank", "1,024 ranks"
 
-// What a hostile file or argument says must not control the terminal: without control characters, of which one may be kept.
+// What a hostile file or argument says must not control the terminal: without control characters, of which one may be kept
+// ('\0': none).
 std::string printable(std::string text, char kept = '\0');
 
 // Of nlohmann's types, which stay out of headers: names of files need not be UTF-8.

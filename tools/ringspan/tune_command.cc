@@ -14,6 +14,7 @@
 
 #include "api/tune_file.h"
 #include "command.h"
+#include "file_error.h"
 #include "kernels/attend.h"
 #include "problem_options.h"
 #include "random_inputs.h"
@@ -138,14 +139,14 @@ class Tuner {
     }
     catch_interrupts();
     estimate();
-    for (Combination& c : combinations_) {
-      tune(c);
-      if (!options_.json) print(c);
-      if (!options_.dry_run) internal::write_tune_entry(file_, internal::this_machine(), c.entry);
+    for (std::size_t i = 0; i < combinations_.size(); ++i) {
+      tune(combinations_[i]);
+      if (!options_.json) print(combinations_[i]);
+      if (!options_.dry_run) keep(i);
     }
     line_.clear();
     if (options_.json) {
-      print_json();
+      print_json(!options_.dry_run);
     } else {
       fmt::print("{}\n", options_.dry_run ? "nothing was written" : fmt::format("written to {}", file_));
     }
@@ -153,6 +154,18 @@ class Tuner {
   }
 
  private:
+  // What was measured is told, even where it cannot be written.
+  void keep(std::size_t index) {
+    try {
+      internal::write_tune_entry(file_, internal::this_machine(), combinations_[index].entry);
+    } catch (const Error& error) {
+      line_.clear();
+      combinations_.resize(index + 1);
+      if (options_.json) print_json(false);
+      throw FileError(error.what());
+    }
+  }
+
   // Runs the defaults once, and says what the rest will cost.
   void estimate() {
     double seconds = 0;
@@ -275,7 +288,7 @@ class Tuner {
     std::fflush(stdout);
   }
 
-  void print_json() const {
+  void print_json(bool written) const {
     const auto json_of = [](const Finding& f, const auto& list, const auto& value) {
       ordered_json tried = ordered_json::array();
       for (std::size_t i = 0; i < list.size(); ++i) tried.push_back({{"size", value(list[i])}, {"seconds", f.seconds[i]}});
@@ -309,7 +322,7 @@ class Tuner {
                             {"library", machine.version},
                             {"tokens", options_.tokens},
                             {"quick", options_.quick},
-                            {"file", options_.dry_run ? ordered_json() : ordered_json(file_)},
+                            {"file", written ? ordered_json(file_) : ordered_json()},
                             {"combinations", std::move(list)}};
     fmt::print("{}\n", json_text(json));
   }
@@ -330,7 +343,7 @@ int run(TuneOptions& options) {
     throw InvalidArgument(
         "there is no file to write: RINGSPAN_TUNE_FILE is empty, or HOME is not set; name one, or use --dry-run");
   }
-  if (!file.empty()) internal::read_tune_file(file, internal::this_machine());  // refuses a broken one before the work
+  if (!file.empty()) as_file_error([&] { internal::prepare_tune_file(file); });  // refuses before the work
   return Tuner(options, file).run();
 }
 

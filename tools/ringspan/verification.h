@@ -29,6 +29,7 @@ struct Verification {
   std::int64_t query_rows = 0, key_rows = 0;  // when sampled
   double seconds = 0;
   std::vector<oracle::Comparison> comparisons;
+  std::vector<std::string> not_checked;  // names of tensors: dsinks of a sample, a sum over all rows
 };
 
 // `rounded_o`: the backward pass took delta from an o of 16 bits (PlanOptions::keep_o_float32 off).

@@ -66,11 +66,13 @@ nlohmann::ordered_json to_json(const std::string& line, const Verification& veri
                        {"worst_error", number(c.error)},
                        {"worst_tolerance", number(c.tolerance)}});
   }
-  return {{"problem", line},
-          {"passed", verification.passed},
-          {"sampled", verification.sampled},
-          {"reference_seconds", verification.seconds},
-          {"tensors", std::move(tensors)}};
+  nlohmann::ordered_json json{{"problem", line},
+                              {"passed", verification.passed},
+                              {"sampled", verification.sampled},
+                              {"reference_seconds", verification.seconds},
+                              {"tensors", std::move(tensors)}};
+  if (!verification.not_checked.empty()) json["not_checked"] = verification.not_checked;
+  return json;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -78,8 +80,12 @@ double now() { return std::chrono::duration<double>(std::chrono::steady_clock::n
 int verify_given(const VerifyOptions& options) {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();
   bool passed = true;
-  for (const std::string& line : problems_of(options.lines)) {
-    const VerifyCase test = parse_case(line);
+  std::vector<VerifyCase> cases;
+  for (const std::string& line : problems_of(options.lines)) {  // all that are wrong before the first is run
+    cases.push_back(parse_case(line));
+    cases.back().problem.validate();
+  }
+  for (const VerifyCase& test : cases) {
     const Verification verification = run_case(test, options.setting);
     passed = passed && verification.passed;
     if (options.json) {
@@ -103,7 +109,8 @@ class RandomRun {
     for (std::int64_t n = 0; n < options_.random; ++n) {
       line_.show(fmt::format("{} of {} problems, {} failed", n, options_.random, failed_),
                  static_cast<double>(n) / static_cast<double>(options_.random), now() - begin);
-      one(oracle::draw_case(options_.seed, static_cast<std::uint64_t>(options_.first + n)), options_.first + n);
+      one(without_idle_words(oracle::draw_case(options_.seed, static_cast<std::uint64_t>(options_.first + n))),
+          options_.first + n);
     }
     line_.clear();
     return report(now() - begin);
@@ -209,13 +216,10 @@ examples
       ->needs(random);
   add_transport(app, [options](bool processes) { options->setting.processes = processes; });
   add_parsed(app, "--memory", "BYTES", "budget of each rank, its tensors included: 8GiB, 512MiB, 1e9",
-             [options](const std::string& text) {
-               options->setting.memory_budget = parse_bytes("--memory", text);
-               if (options->setting.memory_budget == 0) throw InvalidArgument("--memory (0) must be positive");
-             });
+             [options](const std::string& text) { options->setting.memory_budget = parse_budget(text); });
   add_deadline(app, options->setting.deadline);
-  app.add_flag("--verbose", options->verbose, "print every random problem")->needs(random);
-  app.add_flag("--json", options->json, "print JSON");
+  CLI::Option* json = app.add_flag("--json", options->json, "print JSON");
+  app.add_flag("--verbose", options->verbose, "print every random problem")->needs(random)->excludes(json);
   return [options] { return run(*options); };
 }
 

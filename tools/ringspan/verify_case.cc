@@ -8,6 +8,7 @@
 
 #include "base/float16.h"
 #include "gradient.h"
+#include "problem_options.h"
 #include "ringspan/attention.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
@@ -253,11 +254,12 @@ void expect_same_bits(Verification& verification, const VerifyCase& test, const 
 
 Verification run_case(const VerifyCase& test, const VerifySetting& setting) {
   test.problem.validate();
-  PlanOptions options = test.options;
+  PlanOptions options = with_tuned_file(test.problem, test.options);  // as Attention would
   if (setting.memory_budget > 0) options.memory_budget = setting.memory_budget;
   make_plan(test.problem, options, 0);  // refuses before anything is filled
   const Whole whole(test);
   const RankBody body = [&](Communicator& communicator) {
+    throw_if_interrupted();
     ProgressLine line(setting.show_progress && communicator.rank() == 0);
     WatchedCommunicator watched(communicator, make_plan(test.problem, options, communicator.rank()), &line);
     ExecuteOptions execute;
@@ -270,6 +272,7 @@ Verification run_case(const VerifyCase& test, const VerifySetting& setting) {
   if (setting.processes) {
     run_forked_ranks(test.problem.ranks, body);
   } else {
+    const EndAtSignal interruptible;  // all ranks plan at the same time without asking, and nothing has to be cleaned up
     run_thread_ranks(test.problem.ranks, body);
   }
   throw_if_interrupted();

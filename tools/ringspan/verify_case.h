@@ -19,9 +19,12 @@ using VerifyCase = oracle::RandomCase;
 //   threads    of each rank (1)                                                  data      seed of the tensors (1)
 //   keep_o     0: backward reads the 16-bit o (1)                                device    fake: an asynchronous device (cpu)
 //   kernel     by name (the best for the shape)
-// parse(print(x)) == x. Throws InvalidArgument naming the word.
+// parse(print(x)) == x. Throws InvalidArgument naming the word, also where it would change nothing: a seed without dropout,
+// dlse without a backward pass.
 std::string print_case(const VerifyCase& test);
 VerifyCase parse_case(std::string_view line);
+// What is drawn has such words.
+VerifyCase without_idle_words(VerifyCase test);
 
 struct VerifySetting {
   bool processes = false;  // ranks are forked processes, not threads

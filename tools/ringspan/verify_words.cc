@@ -51,7 +51,8 @@ void set_device(VerifyCase& test, std::string_view key, std::string_view value) 
   test.fake_device = value == "fake";
 }
 
-void set_kernel(VerifyCase& test, std::string_view, std::string_view value) {
+void set_kernel(VerifyCase& test, std::string_view key, std::string_view value) {
+  if (value.empty()) fail(key, value, "the name of a kernel, such as reference");
   test.options.attend_kernel = test.options.attend_backward_kernel = value;
 }
 
@@ -104,6 +105,16 @@ VerifyCase parse_case(std::string_view line) {
     if (setter == setters().end()) throw InvalidArgument(fmt::format("unknown word {}={}", key, value));
     setter->second(test, key, value);
   }
+  if (test.problem.seed != 0 && test.problem.dropout == 0) {
+    throw InvalidArgument(fmt::format("seed={} is for dropout, but dropout is 0", test.problem.seed));
+  }
+  if (test.dlse && !test.options.backward) throw InvalidArgument("dlse=1 is for the backward pass, but backward is 0");
+  return test;
+}
+
+VerifyCase without_idle_words(VerifyCase test) {
+  if (test.problem.dropout == 0) test.problem.seed = 0;
+  if (!test.options.backward) test.dlse = false;
   return test;
 }
 
