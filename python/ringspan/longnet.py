@@ -85,7 +85,7 @@ _MADE = {**_PATTERN, "dropout_p": "it is attention_dropout= here, dropout= of th
 _LAYOUT = {"layout": "x is (batch, tokens, embed_dim)"}
 
 
-class _Options:
+class Options:
     """Where and how attention runs. Copies of a module share it: a process group cannot be copied."""
 
     def __init__(self, **options):
@@ -110,7 +110,7 @@ class DilatedAttention(nn.Module):
         self.patterns = {causal: self.branches.pattern(causal, dialect) for causal in (False, True)}
         self.dialect = dialect
         self.dropout_p = attention_dropout
-        self._call = _Options(scale=softmax_scale, group=group, ranks=ranks, sharding=sharding, strategy=strategy, **options)
+        self._call = Options(scale=softmax_scale, group=group, ranks=ranks, sharding=sharding, strategy=strategy, **options)
 
     def forward(self, query, key, value, is_causal=False, **options):
         """`options` are arguments of ringspan.torch.attention for this call, such as cu_seqlens or return_lse."""

@@ -31,19 +31,25 @@ def _batch_functions(name, kind):
 
     def func(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None, deterministic=False,
              return_attn_probs=False, group=None):  # fmt: skip
-        result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                        alibi_slopes=alibi_slopes, group=world_group(group, f"{name}_func"), sharding=kind, strategy="ring",
-                        layout="bshd", return_lse=probabilities(return_attn_probs, dropout_p))  # fmt: skip
+        group = world_group(group, f"{name}_func")
+        with together(group):
+            arguments = dict(window=window_of(window_size), return_lse=probabilities(return_attn_probs, dropout_p))
+        result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, alibi_slopes=alibi_slopes, group=group, sharding=kind,
+                        strategy="ring", layout="bshd", **arguments)  # fmt: skip
         return finish(result, return_attn_probs)
 
     def kvpacked_func(q, kv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                       deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-        return func(q, *unpack(kv, "kv", 2, 2), dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
+        with together(world_group(group, f"{name}_kvpacked_func")):
+            k, v = unpack(kv, "kv", 2, 2)
+        return func(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
                     return_attn_probs, group)  # fmt: skip
 
     def qkvpacked_func(qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                        deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-        return func(*unpack(qkv, "qkv", 3, 2), dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
+        with together(world_group(group, f"{name}_qkvpacked_func")):
+            q, k, v = unpack(qkv, "qkv", 3, 2)
+        return func(q, k, v, dropout_p, softmax_scale, causal, window_size, alibi_slopes, deterministic,
                     return_attn_probs, group)  # fmt: skip
 
     return _named(name, kind, func, kvpacked_func, qkvpacked_func)
@@ -60,21 +66,25 @@ def _varlen_functions(name, kind):
             local = check_offsets("cu_seqlens", cu_seqlens, q.shape[0], max_seqlen, "max_seqlen")
             if kind == "zigzag" and any(offset % 2 for offset in local):
                 raise InvalidArgument(f"cu_seqlens ({local}) must be even: a rank holds two chunks of equal length of every sequence")
+            arguments = dict(window=window_of(window_size), return_lse=probabilities(return_attn_probs, dropout_p))
         offsets = tuple(offset * ranks for offset in local)
-        result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                        alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device="cpu"), group=group,
-                        sharding=_document_sharding(kind, offsets, ranks), strategy="ring", layout="thd",
-                        return_lse=probabilities(return_attn_probs, dropout_p))  # fmt: skip
+        result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, alibi_slopes=alibi_slopes,
+                        cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device="cpu"), group=group,
+                        sharding=_document_sharding(kind, offsets, ranks), strategy="ring", layout="thd", **arguments)  # fmt: skip
         return finish(result, return_attn_probs)
 
     def kvpacked_func(q, kv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                       alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-        return func(q, *unpack(kv, "kv", 2, 1), cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+        with together(world_group(group, f"{name}_kvpacked_func")):
+            k, v = unpack(kv, "kv", 2, 1)
+        return func(q, k, v, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                     deterministic, return_attn_probs, group)  # fmt: skip
 
     def qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1),
                        alibi_slopes=None, deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-        return func(*unpack(qkv, "qkv", 3, 1), cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
+        with together(world_group(group, f"{name}_qkvpacked_func")):
+            q, k, v = unpack(qkv, "qkv", 3, 1)
+        return func(q, k, v, cu_seqlens, max_seqlen, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                     deterministic, return_attn_probs, group)  # fmt: skip
 
     return _named(f"{name}", f"{kind}, every sequence by itself", func, kvpacked_func, qkvpacked_func)
@@ -146,7 +156,7 @@ def _llama3_problem(q, k, cu_seqlens_q, max_seqlen_q, heads_k_stride):
         if heads_k_stride < 1 or k.shape[1] % heads_k_stride:
             raise InvalidArgument(f"heads_k_stride ({heads_k_stride}) must divide the number of kv heads ({k.shape[1]})")
         check_offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q, "max_seqlen_q")
-    except InvalidArgument as error:
+    except Exception as error:  # whatever it is: the others wait for it
         return str(error)
     return None
 

@@ -4,8 +4,9 @@
 
 Same constructor, forward and parameter names (a state_dict of the original loads). The forward is torchscale's, and so are the
 gradients: the weights that merge the branches are constants to them (`torchscale` dialect of docs/architecture.md). dialect="longnet"
-gives the gradients of the forward. Equal to the original where it is right: where segments divide the sequence and rates divide
-segments, or with is_causal; elsewhere the original attends to zero padding, and this does not. args.seq_parallel=True means shards in
+gives the gradients of the forward. Equal to the original where it is right: where rates divide segments, and segments the sequence or
+with is_causal. Elsewhere the original attends to zero padding, and where a rate does not divide its segment it shifts the outputs of later
+segments by that; this does neither. args.seq_parallel=True means shards in
 the order of the ranks, over `group` (all ranks where it is None), as in the original, whose result is then wrong for causal attention.
 
 Dropout of probabilities is active in training only; the original leaves it on in evaluation.
@@ -16,8 +17,8 @@ import math
 from torch import nn
 
 from ..errors import InvalidArgument
-from ..longnet import Branches
-from ._call import attend, refuse, world_group
+from ..longnet import Branches, Options
+from ._call import attend, refuse, together, world_group
 
 
 class DilatedAttention(nn.Module):
@@ -37,7 +38,7 @@ class DilatedAttention(nn.Module):
         self.self_attention, self.encoder_decoder_attention = self_attention, encoder_decoder_attention
         branches = Branches(tuple(args.segment_length), tuple(args.dilated_ratio))
         self.patterns = {causal: branches.pattern(causal, dialect) for causal in (False, True)}
-        self.group, self.strategy = group, strategy
+        self._ranks = Options(group=group, strategy=strategy)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
         self.v_proj = nn.Linear(embed_dim, embed_dim)
         self.q_proj = nn.Linear(embed_dim, embed_dim)
@@ -53,23 +54,26 @@ class DilatedAttention(nn.Module):
     def forward(self, query, key, value, incremental_state=None, key_padding_mask=None, attn_mask=None, rel_pos=None, is_first_step=False,
                 is_causal=False):  # fmt: skip
         """(output, None); tensors are (batch, tokens, embed_dim)."""
-        if incremental_state is not None:
-            refuse("incremental_state", "decoding step by step", "pass all tokens")
-        if key_padding_mask is not None:
-            refuse("key_padding_mask", f"{tuple(key_padding_mask.shape)}, which the original ignores",
-                   "pad on the right with is_causal=True, or use lengths= of ringspan.torch.attention")  # fmt: skip
-        if attn_mask is not None:
-            refuse("attn_mask", tuple(attn_mask.shape), "use is_causal=True, or a pattern of ringspan.torch.attention")
-        if rel_pos is not None:
-            refuse("rel_pos", tuple(rel_pos.shape), "use alibi_slopes= of ringspan.torch.attention for linear biases")
-        if query.shape[-1] != self.embed_dim:
-            raise InvalidArgument(f"query dim {query.shape[-1]} != {self.embed_dim}")
-        q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)) for p, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))
+        group, strategy = self._ranks.options["group"], self._ranks.options["strategy"]
         arguments = {}
         if getattr(self.args, "seq_parallel", False):
-            arguments = dict(group=world_group(self.group, "args.seq_parallel"), sharding="contiguous", strategy=self.strategy)
-        elif self.group is not None:
+            group = world_group(group, "args.seq_parallel")
+            arguments = dict(group=group, sharding="contiguous", strategy=strategy)
+        elif group is not None:
             raise InvalidArgument("group is given, but args.seq_parallel is not set")
+        with together(group):
+            if incremental_state is not None:
+                refuse("incremental_state", "decoding step by step", "pass all tokens")
+            if key_padding_mask is not None:
+                refuse("key_padding_mask", f"{tuple(key_padding_mask.shape)}, which the original ignores",
+                       "pad on the right with is_causal=True, or use lengths= of ringspan.torch.attention")  # fmt: skip
+            if attn_mask is not None:
+                refuse("attn_mask", tuple(attn_mask.shape), "use is_causal=True, or a pattern of ringspan.torch.attention")
+            if rel_pos is not None:
+                refuse("rel_pos", tuple(rel_pos.shape), "use alibi_slopes= of ringspan.torch.attention for linear biases")
+            if query.shape[-1] != self.embed_dim:
+                raise InvalidArgument(f"query dim {query.shape[-1]} != {self.embed_dim}")
+        q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)) for p, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))
         x = attend(q, k, v, pattern=self.patterns[bool(is_causal)], dropout_p=self.dropout if self.training else 0.0, layout="bshd",
                    **arguments).flatten(-2)  # fmt: skip
         if self.inner_attn_ln is not None:

@@ -31,6 +31,9 @@ _HARMLESS = {
     "output_router_logits", "position_embeddings", "deterministic", "max_length_q", "max_length_k", "past_key_values", "layer_idx",
 }  # fmt: skip
 
+# Kinds of layers (config.layer_types, layers_block_type) in which nothing but attention mixes tokens.
+_ATTENTION_LAYERS = {"full_attention", "sliding_attention", "chunked_attention", "window_attention", "attention", "dense", "sparse", "moe"}
+
 _registered = {}
 
 
@@ -110,7 +113,7 @@ class Front:
         structure = _hf_masks.structure_of(function)
         q_offset, kv_offset = int(q_offset), int(kv_offset)
         if self.group is not None:
-            problem = self._shard_problem(q_length, kv_length, q_offset, structure, function)
+            problem = self._shard_problem(q_length, kv_length, q_offset, structure, function, arguments.get("config"))
             return self._shard_mask(batch, q_length, structure, attention_mask, problem)
         keep = None
         if attention_mask is not None:
@@ -126,7 +129,13 @@ class Front:
         return Mask(batch, q_length, kv_length, structure, parts)
 
     @staticmethod
-    def _shard_problem(q_length, kv_length, q_offset, structure, function):
+    def _shard_problem(q_length, kv_length, q_offset, structure, function, config):
+        kinds = [*(getattr(config, "layer_types", None) or ()), *(getattr(config, "layers_block_type", None) or ())]
+        others = sorted(set(kinds) - _ATTENTION_LAYERS)
+        if others:
+            return f"layers of kind {', '.join(others)} mix tokens outside of attention, of which a rank has its shard only; they are not supported over ranks"
+        if getattr(config, "output_router_logits", False):
+            return "output_router_logits=True: the loss of the router is no sum over ranks; switch it off"
         if structure is None:
             return f"the mask function {function.__qualname__} is not supported over ranks; causal, sliding-window and bidirectional are"
         if q_length != kv_length or q_offset:
@@ -158,6 +167,8 @@ class Front:
         """query, key, value (batch, heads, tokens, head_dim) -> (batch, tokens, heads, head_dim), None."""
         with together(self.group):
             _check_unknown(unknown)
+            if self.group is not None and unknown.get("output_router_logits"):
+                refuse("output_router_logits", True, "the loss of the router is no sum over ranks; switch it off")
             arguments = dict(dropout_p=float(dropout), scale=scaling, softcap=float(softcap or 0.0), sinks=s_aux)
             q, k, v = (t.transpose(1, 2) for t in (query, key, value))
             causal = getattr(module, "is_causal", True) if is_causal is None else bool(is_causal)
@@ -174,6 +185,8 @@ class Front:
 
     def _local(self, mask, q, k, causal, sliding_window, cu_q, cu_k):
         """Parts, or the arguments of attention()."""
+        if cu_q is not None and mask is not None:
+            return self._packed(mask, q, k, cu_q, cu_k)
         if isinstance(mask, Mask):
             return mask.parts
         if isinstance(mask, torch.Tensor):
@@ -191,6 +204,18 @@ class Front:
             raise Unsupported(f"{q.shape[1]} queries and {k.shape[1]} keys without a mask: which keys come first is not known; "
                               "the model must create its masks with transformers.masking_utils")  # fmt: skip
         return dict(causal=causal, window=window)
+
+    def _packed(self, mask, q, k, cu_q, cu_k):
+        """Documents by cu_seq_lens_q, which the mask does not know, or knows by position_ids."""
+        known = mask.structure if isinstance(mask, Mask) else None
+        offsets = tuple(cu_q.tolist())
+        if known is not None and known.documents is not None:
+            if all(part.cu_seqlens == offsets for part in mask.parts) and (cu_k is None or tuple(cu_k.tolist()) == offsets):
+                return mask.parts
+            raise InvalidArgument(f"cu_seq_lens_q ({offsets}) are other sequences than those of position_ids ({mask.parts[0].cu_seqlens})")
+        if known is None or mask.parts != _hf_masks.parts_of(known, mask.batch, mask.tokens_q, mask.tokens_k, 0, None):
+            raise Unsupported("cu_seq_lens_q together with padding, a KV cache or a mask of your own is not supported; make the padding a sequence of its own")
+        return dict(causal=known.causal, window=known.window, **_documents(cu_q, cu_k, q, k))
 
     def _over_ranks(self, mask, position_ids, cu_q):
         """Parts, or the arguments of attention(), and the Sharding. By the mask alone: a layer that is computed again in backward has that

@@ -141,6 +141,8 @@ class LongContextAttention(torch.nn.Module):
         """Returns the output alone, as yunchang does whatever return_attn_probs says."""
         with together(self.sp_pg):
             _check(AttnType.FA, None, args)
+            if key.shape[1] != query.shape[1]:
+                refuse("key", f"{key.shape[1]} tokens on this rank, query {query.shape[1]}", "UlyssesAttention takes keys of another length")
             window, sharding = window_of(window_size), hybrid_sharding(self.kind, *self.layout, query.shape[1])
         return attend(query, key, value, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
                       alibi_slopes=alibi_slopes, group=self.sp_pg, sharding=sharding, layout="bshd")  # fmt: skip
@@ -156,7 +158,9 @@ class LongContextAttentionQKVPacked(LongContextAttention):
 
     def forward(self, qkv, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, alibi_slopes=None,
                 deterministic=False, return_attn_probs=False, *args):  # fmt: skip
-        return super().forward(*unpack(qkv, "qkv", 3, 2), dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
+        with together(self.sp_pg):
+            q, k, v = unpack(qkv, "qkv", 3, 2)
+        return super().forward(q, k, v, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes,
                                deterministic, return_attn_probs, *args)  # fmt: skip
 
 
@@ -172,10 +176,12 @@ class UlyssesAttention(torch.nn.Module):
 
     def forward(self, query, key, value, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0,
                 alibi_slopes=None, deterministic=False, return_attn_probs=False, *args):  # fmt: skip
-        _check(AttnType.FA, None, args)
-        return attend(query, key, value, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                      softcap=softcap, alibi_slopes=alibi_slopes, group=world_group(self.spg, "UlyssesAttention"),
-                      sharding="contiguous", strategy="ulysses", layout="bshd")  # fmt: skip
+        group = world_group(self.spg, "UlyssesAttention")
+        with together(group):
+            _check(AttnType.FA, None, args)
+            window = window_of(window_size)
+        return attend(query, key, value, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window, softcap=softcap,
+                      alibi_slopes=alibi_slopes, group=group, sharding="contiguous", strategy="ulysses", layout="bshd")  # fmt: skip
 
 
 def _extract(kind, value, rd, ud):

@@ -107,6 +107,9 @@ def test_refusals():
         flash_attn.flash_attn_qkvpacked_func(q)
     cu = torch.tensor([0, 5, 9], dtype=torch.int32)
     arguments = [q[0], k[0], v[0], cu, cu, 5, 5]
+    with pytest.raises(Unsupported, match="slopes of each sequence"):
+        flash_attn.flash_attn_varlen_func(*arguments, alibi_slopes=torch.ones(2, H))
+    assert torch.equal(flash_attn.flash_attn_func(q, k, v, softcap=-1.0), flash_attn.flash_attn_func(q, k, v))  # as documented
     with pytest.raises(Unsupported, match="block_table"):
         flash_attn.flash_attn_varlen_func(*arguments, block_table=torch.zeros(1))
     with pytest.raises(ValueError, match=r"max_seqlen_k \(4\) must be at least"):

@@ -1,6 +1,8 @@
 """ring-flash-attention's functions, over processes, as its own tests call them."""
 
+import copy
 import inspect
+import types
 
 import pytest
 import torch
@@ -8,7 +10,7 @@ import torch.distributed as dist
 
 import dense
 import worlds
-from ringspan import CommError, InvalidArgument
+from ringspan import CommError, Error, InvalidArgument
 from ringspan.fronts import ring_flash_attn as rfa
 
 H, HK, D = 6, 2, 8
@@ -183,12 +185,51 @@ def unequal_shards(rank, p):
         raise AssertionError(f"rank {rank}: shards of unequal length must be refused")
 
 
+def wrong_on_one(rank, p):
+    """An argument that is wrong on the last rank only is raised on all, and the group goes on."""
+    from ringspan.fronts import flash_attn, torchscale, yunchang
+
+    odd = rank == p - 1
+    x = torch.ones(1, 4, 2, 8)
+    qkv, packed = torch.ones(1, 4, 3, 2, 8), torch.ones(4, 3, 2, 8)
+    offsets = torch.tensor([0, 4], dtype=torch.int32)
+    window = (1, 2, 3) if odd else (-1, -1)
+    yunchang.set_seq_parallel_pg(1, p, rank, p)
+    args = types.SimpleNamespace(segment_length=[4], dilated_ratio=[1], layernorm_eps=1e-5, seq_parallel=True)
+    dilated = copy.deepcopy(torchscale.DilatedAttention(args, 16, 2, self_attention=True, group=dist.group.WORLD))
+    y = torch.ones(1, 4, 16)
+    cut = (lambda t: t[..., 0]) if odd else (lambda t: t)
+    prepared = rfa.llama3_flash_attn_prepare_cu_seqlens(torch.tensor([0, 4 * p]), False, rank, p)
+    calls = [
+        lambda: rfa.ring_flash_attn_func(x, x, x, window_size=window),
+        lambda: rfa.zigzag_ring_flash_attn_qkvpacked_func(cut(qkv)),
+        lambda: rfa.ring_flash_attn_kvpacked_func(x, cut(qkv[:, :, 1:])),
+        lambda: rfa.ring_flash_attn_func(x, x, x, dropout_p=0.5 if odd else 0.0, return_attn_probs=True),
+        lambda: rfa.ring_flash_attn_varlen_func(x[0], x[0], x[0], offsets, 4, window_size=window),
+        lambda: rfa.ring_flash_attn_varlen_qkvpacked_func(cut(packed), offsets, 4),
+        lambda: rfa.llama3_flash_attn_varlen_func(
+            x[0], x[0], x[0], *prepared[:4], None if odd else 1, prepared[4]),
+        lambda: flash_attn.flash_attn_func(x, x, x, window_size=window, group=dist.group.WORLD),
+        lambda: flash_attn.flash_attn_qkvpacked_func(cut(qkv), group=dist.group.WORLD),
+        lambda: yunchang.UlyssesAttention(dist.group.WORLD)(x, x, x, window_size=window),
+        lambda: yunchang.LongContextAttentionQKVPacked()(cut(qkv)),
+        lambda: yunchang.LongContextAttention()(x, *([x[:, :2]] * 2 if odd else [x, x])),
+        lambda: dilated(y, y, y, attn_mask=y if odd else None),
+    ]  # fmt: skip
+    for index, call in enumerate(calls):
+        with pytest.raises(Error) as raised:
+            call()
+        assert "no sign of life" not in str(raised.value) and "died" not in str(raised.value), (index, raised.value)
+        rfa.ring_flash_attn_func(x, x, x)
+
+
 def everything(rank, p):
     batched_functions(rank, p)
     varlen_functions(rank, p)
     llama3_functions(rank, p)
     a_group_of_some(rank, p)
     unequal_shards(rank, p)
+    wrong_on_one(rank, p)
 
 
 @pytest.mark.parametrize("p", [2, 3])

@@ -216,6 +216,24 @@ def test_generate(kind, more, side, cache):
         dense.close("logits", a, b)
 
 
+def test_packed_by_cu_seq_lens():
+    """Also where the model makes a mask, which does not know of them (use_cache)."""
+    ours, theirs = pair("llama")
+    offsets = torch.tensor([0, 5, 12], dtype=torch.int32)
+    positions = torch.cat([torch.arange(5), torch.arange(7)])[None]
+    packed = dict(cu_seq_lens_q=offsets, cu_seq_lens_k=offsets, max_length_q=7, max_length_k=7)
+    ids = text(batch=1, n=12)
+    expected = theirs(ids, position_ids=positions, use_cache=False).logits
+    for use_cache in (False, True):
+        dense.close("logits", ours(ids, position_ids=positions, use_cache=use_cache, **packed).logits, expected)
+    keep = torch.ones_like(ids)
+    keep[0, -2:] = 0
+    with pytest.raises(Unsupported, match="cu_seq_lens_q together with padding"):
+        ours(ids, position_ids=positions, attention_mask=keep, use_cache=False, **packed)
+    with pytest.raises(ValueError, match="other sequences than those of position_ids"):
+        ours(ids, position_ids=positions, use_cache=False, **{**packed, "cu_seq_lens_q": torch.tensor([0, 6, 12], dtype=torch.int32)})
+
+
 def test_gradient_checkpointing():
     ours, theirs = pair("llama")
     ours.gradient_checkpointing_enable()
@@ -319,6 +337,18 @@ def wrong_positions(rank, p):
     must_fail("KV cache is not supported over ranks", model, text(n=1), past_key_values=cache)
 
 
+def other_layers(rank, p):
+    """What a shard alone cannot give is refused, on all ranks."""
+    front.register(group=dist.group.WORLD, sharding="contiguous")
+    small = dict(SMALL, num_hidden_layers=2)
+    lfm = transformers.Lfm2Config(**small, layer_types=["conv", "full_attention"])
+    mixtral = transformers.MixtralConfig(**small, num_local_experts=2, output_router_logits=True)
+    positions = torch.arange(8)[None] + 8 * rank
+    for config, message in ((lfm, "layers of kind conv mix tokens outside of attention"), (mixtral, "the loss of the router is no sum")):
+        model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="ringspan")
+        must_fail(message, model, text(n=8), position_ids=positions, use_cache=False)
+
+
 def must_fail(message, model, *arguments, **named):
     try:
         model(*arguments, **named)
@@ -357,6 +387,7 @@ def everything(rank, p):
         train(rank, p, kind, sharding, packed, padded, more)
     checkpointed(rank, p)
     wrong_positions(rank, p)
+    other_layers(rank, p)
     substituted(rank, p)
 
 
