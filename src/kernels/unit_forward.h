@@ -189,7 +189,9 @@ class UnitForward {
     for (std::int64_t c = keys.begin; c < keys.end; c += key_tile()) {
       const IndexRange here{c, std::min(c + key_tile(), keys.end)};
       look_ahead(task, {here.end, std::min(here.end + key_tile(), keys.end)}, 1, key_tile());
-      if (here.begin >= common.begin && here.end <= common.end) {
+      // By the task's last key, not by that of the rows of this call, which may be fewer.
+      const std::int64_t whole_end = std::min(c + key_tile(), std::max(first.end, last.end));
+      if (here.begin >= common.begin && whole_end <= common.end) {
         tile_.keys = static_cast<int>(here.size());
         std::fill_n(s_.tile_begin, tile_.rows, 0);
         std::fill_n(s_.tile_end, tile_.rows, tile_.keys);

@@ -165,6 +165,24 @@ TEST_P(Strategies, ForwardOnly) {
   EXPECT_EQ(judge(test), "");
 }
 
+// Small tasks, which the ranges of threads cut.
+TEST(Threads, SameBitsOfSmallTasks) {
+  for (const char* pattern :
+       {"causal & dilated:4x2,8x4", "causal & dilated:4x2,8x4@torchscale", "window:3,1", "dilated:16x1,32x2"}) {
+    Case test;
+    test.problem.tokens_q = test.problem.tokens_k = 2000;
+    test.problem.heads = test.problem.kv_heads = 2;
+    test.problem.head_dim = test.problem.head_dim_v = 16;
+    test.problem.pattern = Pattern::parse(pattern);
+    const Whole whole(test);
+    const Outputs first = run(test, whole);
+    for (const int threads : {2, 3, 4, 7}) {
+      test.options.threads = threads;
+      EXPECT_TRUE(run(test, whole) == first) << pattern << ", " << threads << " threads";
+    }
+  }
+}
+
 // The same bits run after run, whatever the number of threads and the queue.
 TEST_P(Strategies, SamePlanSameBits) {
   Case test = make("causal", 3, 90);
