@@ -137,7 +137,7 @@ class RowBlock {
       const float m_own = load(m, row, 0);
       held.active = true;
       held.fresh = m_own == kMinusInfinity;
-      held.m = m_own < m_other ? m_other : m_own;  // as std::max: a NaN in m stays
+      held.m = held.fresh || m_own < m_other ? m_other : m_own;  // a NaN stays, whichever has it
       held.keep = m_own == held.m ? 1.0F : expf(m_own - held.m);
       held.take = m_other == held.m ? 1.0F : expf(m_other - held.m);
       held.l = (held.fresh ? 0.0F : load(l, row, 0) * held.keep) + l_other * held.take;
@@ -217,6 +217,7 @@ class RowBlock {
 // rows t, t + kRowThreads, ... of each task, then the threads' sums are added in order.
 template <typename M>
 RINGSPAN_DEVICE void sink_gradient_block(M& m, const SinkArguments& arguments, std::int64_t head, double* shared) {
+  if (arguments.sinks[head] == kMinusInfinity) return;  // none, whatever delta is
   m.each([&](int thread) {
     double sum = 0.0;
     for (std::int64_t index = 0; index < arguments.task_count; ++index) {

@@ -271,6 +271,7 @@ void sink_gradient(std::span<const RowTask> tasks, const float* sinks, double* g
   for (const RowTask& task : tasks) {
     const auto sum_head = [&](std::int64_t t, int) {
       const std::int64_t head = task.head_first + t * task.head_step;
+      if (sinks[head] == kMinusInfinity) return;  // none, whatever delta is
       double sum = 0.0;
       for (std::int64_t batch = 0; batch < task.batch_count; ++batch) {
         for (std::int64_t r = 0; r < task.row_count; ++r) {
