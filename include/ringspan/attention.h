@@ -103,7 +103,8 @@ struct PassStats {
 };
 
 // Keeps a reference to the communicator and a view of a given arena: both must outlive it. One that was moved from may only be
-// assigned to or destroyed.
+// assigned to or destroyed. All ranks call the attentions of one communicator in the same order. Those with equal plans cannot
+// be told from each other: ranks that call two of them in different orders get each other's rows, and no error.
 class Attention {
  public:
   // Collective: agrees on the problem and options with the other ranks, field by field, then plans. An error on one rank is

@@ -409,8 +409,9 @@ int32_t ringspan_attention_plan(const ringspan_attention* attention, ringspan_pl
 int32_t ringspan_attention_trace(ringspan_attention* attention, const char** json) {
   return guard([&] {
     require(json, "json") = nullptr;
-    require(attention, "attention").trace = attention->attention.trace_json();
-    *json = attention->trace.c_str();
+    ringspan_attention& own = require(attention, "attention");
+    own.trace = own.attention.trace_json();
+    *json = own.trace.c_str();
   });
 }
 

@@ -174,6 +174,8 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
   tensors.struct_size = sizeof tensors;
   expect_error(ringspan_attention_forward(attention, &tensors), RINGSPAN_INVALID_ARGUMENT, "q.data is null");
   ringspan_pass_stats stats = {};
+  const char* json = "";
+  expect_error(ringspan_attention_trace(nullptr, &json), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   expect_error(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &stats), RINGSPAN_INVALID_ARGUMENT,
                "stats.struct_size (0)");
   // An older header's struct, without its last members, is fine.
