@@ -232,13 +232,16 @@ int run(BenchOptions& options) {
   options.problem.plan.backward = !options.forward_only;
   complete(options.problem);
   const Problem& problem = options.problem.problem;
-  const Plan plan = make_plan(problem, options.problem.plan, 0);
+  catch_interrupts();
+  const Plan plan = [&] {
+    const EndAtSignal interruptible;  // choosing does not ask, and nothing has to be cleaned up
+    return make_plan(problem, options.problem.plan, 0);
+  }();
   PlanOptions resolved = plan.options();
   resolved.memory_budget = 0;
   const RandomInputs random(problem);
   Inputs inputs = random.inputs();
   if (options.forward_only) inputs.gradient = {};
-  catch_interrupts();
   BenchResult result;
   MemoryTarget target(problem, !options.forward_only);
   WorldOptions world;

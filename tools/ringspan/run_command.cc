@@ -93,8 +93,11 @@ class Run {
   explicit Run(RunOptions& options) : options_(options), file_(options.input) {}
 
   int run() {
-    prepare();
     catch_interrupts();
+    {
+      const EndAtSignal interruptible;  // choosing does not ask, and nothing has to be cleaned up
+      prepare();
+    }
     std::unique_ptr<io::SafetensorsWriter> writer = make_writer();
     remove_when_killed(writer->temporary_path());
     FileTarget target(*writer);
