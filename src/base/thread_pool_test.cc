@@ -134,6 +134,16 @@ TEST_P(ThreadPoolTest, BodyMayPassOnWhatProgressThrew) {
 
 INSTANTIATE_TEST_SUITE_P(Sizes, ThreadPoolTest, testing::Values(1, 2, 3, 8));
 
+// A thread that is only beginning when a process forks holds locks of the run-time library, in the child for ever.
+void wait_for_all_threads(ThreadPool& pool) {
+  std::atomic<int> arrived{0};
+  const auto meet = [&](std::int64_t, int) {
+    ++arrived;
+    while (arrived < pool.size()) std::this_thread::yield();
+  };
+  pool.parallel_for(pool.size(), meet, no_progress);
+}
+
 // The threads stay with the parent: the child neither waits for them at the end nor computes without any.
 TEST_P(ThreadPoolTest, AForkedProcessHasThreadsOfItsOwn) {
 #ifdef __SANITIZE_THREAD__
@@ -145,11 +155,12 @@ TEST_P(ThreadPoolTest, AForkedProcessHasThreadsOfItsOwn) {
     used.parallel_for(100, [&](std::int64_t index, int) { total += index; }, no_progress);
     return total.load();
   };
+  wait_for_all_threads(*pool);
   EXPECT_EQ(sum(*pool), 4950);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(20);
+    alarm(300);
     const bool right = sum(*pool) == 4950 && sum(*pool) == 4950 && pool->size() == GetParam();
     pool.reset();
     _exit(right ? 0 : 1);
@@ -162,10 +173,11 @@ TEST_P(ThreadPoolTest, AForkedProcessHasThreadsOfItsOwn) {
 
 TEST_P(ThreadPoolTest, AForkedProcessMayEndWithoutUse) {
   auto pool = std::make_unique<ThreadPool>(GetParam());
+  wait_for_all_threads(*pool);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
   if (child == 0) {
-    alarm(20);
+    alarm(300);
     pool.reset();
     _exit(0);
   }
