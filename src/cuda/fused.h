@@ -65,7 +65,7 @@ class FusedAttention {
 // The call of a task; of a backward pass with the tensors of one.
 FusedCall fused_call(const kernels::AttendParams& params, const internal::FusedTask& task, internal::FusedMode mode);
 
-// Whether lse lies as reads_packed_lse() says, and that it does.
+// The strides of an lse that is packed, (batch, heads, queries), and whether a shape has these.
 FusedStrides packed_lse(const FusedShape& shape);
 inline bool has_packed_lse(const FusedShape& shape) { return shape.lse == packed_lse(shape); }
 

@@ -164,8 +164,8 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
   Agreement agreement(communicator);
   const auto extents = agreement.agree(fields.list(), nullptr, deadline);
   PlanOptions agreed = options;
-  const std::span<const AgreeExtent> last = std::span(extents).last(7);
-  agreed.tuned.bucket_rows = last[5].minimum;  // 0 where a rank has measured nothing
+  const std::span<const AgreeExtent> last = std::span(extents).last(7);  // of forward_scratch and what follows it
+  agreed.tuned.bucket_rows = last[5].minimum;                            // 0 where a rank has measured nothing
   agreed.memory_budget = last[6].minimum == kUnlimited ? 0 : last[6].minimum;
   if (agreed.memory_budget != 0) {
     agreed.most_overhead = {last[0].maximum, last[1].maximum, last[2].maximum != 0, last[4].minimum, last[3].maximum != 0};
