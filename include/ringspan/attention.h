@@ -103,8 +103,8 @@ struct PassStats {
 };
 
 // Keeps a reference to the communicator and a view of a given arena: both must outlive it. One that was moved from may only be
-// assigned to or destroyed. All ranks call the attentions of one communicator in the same order. Those with equal plans cannot
-// be told from each other: ranks that call two of them in different orders get each other's rows, and no error.
+// assigned to or destroyed. All ranks make the attentions of one communicator, and call them, in the same order; where they
+// call different ones, all throw CommError before any row moves.
 class Attention {
  public:
   // Collective: agrees on the problem and options with the other ranks, field by field, then plans. An error on one rank is
@@ -132,8 +132,8 @@ class Attention {
   void restore_saved(std::span<const std::byte> saved);
   // saved() copied to as many bytes of memory of the device. There, both copies are enqueued like passes.
   void copy_saved(std::span<std::byte> target);
-  // The seed of dropout in the passes that follow, instead of the problem's. It must be the same on all ranks, which is not
-  // checked, and in a forward pass and its backward pass.
+  // The seed of dropout in the passes that follow, instead of the problem's. It must be the same on all ranks, else the pass
+  // throws CommError, and in a forward pass and its backward pass, which is not checked.
   void set_seed(std::uint64_t seed);
   // ExecuteOptions::deadline of the passes that follow. Throws InvalidArgument where it is not positive.
   void set_deadline(Communicator::Seconds deadline);

@@ -323,8 +323,10 @@ int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan
 int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors);
 /* Returns when everything that forward and backward enqueued is done; on the CPU, at once. */
 int32_t ringspan_attention_wait(ringspan_attention* attention);
-/* The seed of dropout in the passes that follow, instead of the problem's; the same on all ranks, which is not checked. */
+/* The seed of dropout in the passes that follow, instead of the problem's; the same on all ranks. */
 int32_t ringspan_attention_set_seed(ringspan_attention* attention, uint64_t seed);
+/* deadline_seconds of ringspan_execute_options in the passes that follow; positive. */
+int32_t ringspan_attention_set_deadline(ringspan_attention* attention, double seconds);
 /* Of the latest pass; the caller sets stats->struct_size. Members that the library does not know become 0. */
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats);
 /* The plan that it runs; a new handle. */

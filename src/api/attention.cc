@@ -42,8 +42,10 @@ struct Attention::Impl {
     } catch (...) {  // whatever it is: a communicator may be the caller's
       own_error = std::current_exception();
     }
-    internal::agree_on_plan(communicator, executor ? &executor->plan() : nullptr, own_error, execute.deadline);
+    const std::uint64_t number =
+        internal::agree_on_plan(communicator, executor ? &executor->plan() : nullptr, own_error, execute.deadline);
     if (own_error != nullptr) std::rethrow_exception(own_error);
+    executor->set_number(number);
   }
 };
 

@@ -389,6 +389,10 @@ int32_t ringspan_attention_set_seed(ringspan_attention* attention, uint64_t seed
   return guard([&] { require(attention, "attention").attention.set_seed(seed); });
 }
 
+int32_t ringspan_attention_set_deadline(ringspan_attention* attention, double seconds) {
+  return guard([&] { require(attention, "attention").attention.set_deadline(ringspan::Communicator::Seconds(seconds)); });
+}
+
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats) {
   return guard([&] {
     const ringspan::PassStats& latest = require(attention, "attention").attention.stats(pass_of(pass));

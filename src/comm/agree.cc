@@ -18,7 +18,7 @@
 namespace ringspan {
 namespace {
 
-constexpr std::size_t kFingerprintFields = 2;
+constexpr std::size_t kPassFields = 5;
 constexpr std::int32_t kNoRank = std::numeric_limits<std::int32_t>::max();
 // What a field that a rank does not have contributes: nothing.
 constexpr AgreeExtent kAbsent{std::numeric_limits<std::int64_t>::max(), std::numeric_limits<std::int64_t>::min(), kNoRank,
@@ -82,13 +82,16 @@ std::span<const AgreeExtent> Agreement::agree(std::span<const AgreeField> fields
   return {known_->fields, fields.size()};
 }
 
-void Agreement::agree_fingerprint(std::uint64_t fingerprint, std::uint64_t call_number, const std::exception_ptr& own_error,
-                                  Communicator::Seconds deadline, std::uint64_t first_round) {
-  const std::array<AgreeField, kFingerprintFields> fields{
-      AgreeField{"the plan (fingerprint)", std::bit_cast<std::int64_t>(fingerprint), false, true},
-      AgreeField{"the number of the execution", std::bit_cast<std::int64_t>(call_number), false, false}};
+void Agreement::agree_pass(const AgreePass& pass, const std::exception_ptr& own_error, Communicator::Seconds deadline,
+                           std::uint64_t first_round) {
+  const std::array<AgreeField, kPassFields> fields{
+      AgreeField{"the plan (fingerprint)", std::bit_cast<std::int64_t>(pass.plan), false, true},
+      AgreeField{"which attention is called (its number)", std::bit_cast<std::int64_t>(pass.attention), false, false},
+      AgreeField{"the number of the execution", std::bit_cast<std::int64_t>(pass.execution), false, false},
+      AgreeField{"the pass (0 forward, 1 backward)", pass.backward ? 1 : 0, false, false},
+      AgreeField{"the seed of dropout", std::bit_cast<std::int64_t>(pass.seed), false, true}};
   fill(fields, own_error);
-  disseminate(fingerprint_message_bytes(), deadline, first_round);
+  disseminate(pass_message_bytes(), deadline, first_round);
   throw_if_different(fields);
 }
 
@@ -157,8 +160,8 @@ int Agreement::steps(int ranks) { return std::bit_width(static_cast<unsigned>(ra
 
 std::int64_t Agreement::message_bytes() { return static_cast<std::int64_t>(sizeof(Packet)); }
 
-std::int64_t Agreement::fingerprint_message_bytes() {
-  return static_cast<std::int64_t>(offsetof(Packet, fields) + kFingerprintFields * sizeof(AgreeExtent));
+std::int64_t Agreement::pass_message_bytes() {
+  return static_cast<std::int64_t>(offsetof(Packet, fields) + kPassFields * sizeof(AgreeExtent));
 }
 
 }  // namespace ringspan

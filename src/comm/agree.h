@@ -6,7 +6,7 @@
 // own arguments are wrong takes part with its error instead of leaving the others to wait: all ranks throw the error of the
 // lowest such rank, with its class. Ranks of different versions of the library, or with different lists, are told so.
 //
-// Cost: steps(p) rounds of one message out and one in, each of message_bytes() or fingerprint_message_bytes(); no allocation
+// Cost: steps(p) rounds of one message out and one in, each of message_bytes() or pass_message_bytes(); no allocation
 // after construction except for errors. Thread safety: as the communicator.
 #pragma once
 
@@ -38,10 +38,19 @@ struct AgreeExtent {
   std::int32_t maximum_rank = 0;
 };
 
+// What a pass must have in common on all ranks.
+struct AgreePass {
+  std::uint64_t plan = 0;       // its fingerprint
+  std::uint64_t attention = 0;  // the number that the ranks gave it
+  std::uint64_t execution = 0;  // how many passes of it there were, of both kinds
+  bool backward = false;
+  std::uint64_t seed = 0;  // of dropout
+};
+
 class Agreement {
  public:
   static constexpr std::size_t kMaxFields = 64;
-  static constexpr std::int64_t kVersion = 1;  // of the message and of what the fields mean
+  static constexpr std::int64_t kVersion = 2;  // of the message and of what the fields mean
 
   explicit Agreement(Communicator& communicator);
   ~Agreement();
@@ -54,13 +63,13 @@ class Agreement {
   std::span<const AgreeExtent> agree(std::span<const AgreeField> fields, const std::exception_ptr& own_error,
                                      Communicator::Seconds deadline, std::uint64_t first_round = kAgreeRounds);
 
-  // The short form before every execution: the plan's fingerprint and the number of the call.
-  void agree_fingerprint(std::uint64_t fingerprint, std::uint64_t call_number, const std::exception_ptr& own_error,
-                         Communicator::Seconds deadline, std::uint64_t first_round = kFingerprintRounds);
+  // The short form before every pass.
+  void agree_pass(const AgreePass& pass, const std::exception_ptr& own_error, Communicator::Seconds deadline,
+                  std::uint64_t first_round = kPassRounds);
 
   static int steps(int ranks);  // ceil(log2 p)
   static std::int64_t message_bytes();
-  static std::int64_t fingerprint_message_bytes();
+  static std::int64_t pass_message_bytes();
 
  private:
   struct Packet;

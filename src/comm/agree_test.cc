@@ -155,26 +155,38 @@ TEST(AgreementTest, DifferentListsAreReported) {
   EXPECT_THAT(names[0], testing::StartsWith("rank 0/2: ranks disagree on the fields to agree on (hash of their names): 0x"));
 }
 
-TEST(AgreementTest, FingerprintAndCallNumber) {
+TEST(AgreementTest, WhatAPassMustHaveInCommon) {
   EXPECT_EQ(errors_of<CommError>(4,
                                  [](Communicator& comm) {
                                    Agreement agreement(comm);
                                    for (std::uint64_t call = 0; call < 5; ++call) {
-                                     agreement.agree_fingerprint(~std::uint64_t{0}, call, nullptr, kPatience);
+                                     agreement.agree_pass({.plan = ~std::uint64_t{0}, .execution = call}, nullptr, kPatience);
                                    }
                                    std::int64_t sent = 0;
                                    for (const PeerTraffic& traffic : comm.traffic()) sent += traffic.sent_bytes;
-                                   EXPECT_EQ(sent, 5 * 2 * Agreement::fingerprint_message_bytes());
+                                   EXPECT_EQ(sent, 5 * 2 * Agreement::pass_message_bytes());
                                  }),
             std::vector<std::string>(4));
   const auto plans = errors_of<CommError>(2, [](Communicator& comm) {
-    Agreement(comm).agree_fingerprint(comm.rank() == 0 ? 0xffffffffffffffffU : 0x12U, 3, nullptr, kPatience);
+    Agreement(comm).agree_pass({.plan = comm.rank() == 0 ? 0xffffffffffffffffU : 0x12U}, nullptr, kPatience);
   });
   EXPECT_EQ(plans[1],
             "rank 1/2: ranks disagree on the plan (fingerprint): 0xffffffffffffffff on rank 0, 0x0000000000000012 on rank 1");
-  const auto calls = errors_of<CommError>(
-      3, [](Communicator& comm) { Agreement(comm).agree_fingerprint(1, comm.rank() == 1 ? 7 : 8, nullptr, kPatience); });
-  EXPECT_EQ(calls[2], "rank 2/3: ranks disagree on the number of the execution: 8 on rank 0, 7 on rank 1");
+  const auto where_rank_1_has = [](const AgreePass& other) {
+    return errors_of<CommError>(3, [&](Communicator& comm) {
+      const AgreePass own{.plan = 1, .attention = 2, .execution = 8, .seed = 5};
+      Agreement(comm).agree_pass(comm.rank() == 1 ? other : own, nullptr, kPatience);
+    })[2];
+  };
+  const std::string disagree = "rank 2/3: ranks disagree on ";
+  EXPECT_EQ(where_rank_1_has({.plan = 1, .attention = 2, .execution = 7, .seed = 5}),
+            disagree + "the number of the execution: 8 on rank 0, 7 on rank 1");
+  EXPECT_EQ(where_rank_1_has({.plan = 1, .attention = 3, .execution = 8, .seed = 5}),
+            disagree + "which attention is called (its number): 2 on rank 0, 3 on rank 1");
+  EXPECT_EQ(where_rank_1_has({.plan = 1, .attention = 2, .execution = 8, .backward = true, .seed = 5}),
+            disagree + "the pass (0 forward, 1 backward): 0 on rank 0, 1 on rank 1");
+  EXPECT_EQ(where_rank_1_has({.plan = 1, .attention = 2, .execution = 8, .seed = 6}),
+            disagree + "the seed of dropout: 0x0000000000000005 on rank 0, 0x0000000000000006 on rank 1");
 }
 
 TEST(AgreementTest, ErrorsNameWhatWasToBeAgreed) {
@@ -192,9 +204,9 @@ TEST(AgreementTest, AnErrorOfAnyKindAborts) {
     void wait(Request, Seconds) override { throw std::runtime_error("out of ink"); }
   };
   const auto errors = errors_of<CommError>(3, [](Communicator& comm) {
-    if (comm.rank() != 1) return Agreement(comm).agree_fingerprint(1, 0, nullptr, kPatience);
+    if (comm.rank() != 1) return Agreement(comm).agree_pass({}, nullptr, kPatience);
     Throwing throwing(comm);
-    EXPECT_THROW(Agreement(throwing).agree_fingerprint(1, 0, nullptr, kPatience), std::runtime_error);
+    EXPECT_THROW(Agreement(throwing).agree_pass({}, nullptr, kPatience), std::runtime_error);
     comm.progress();
   });
   EXPECT_EQ(errors[1], "rank 1/3: aborted: out of ink");
@@ -203,7 +215,7 @@ TEST(AgreementTest, AnErrorOfAnyKindAborts) {
 
 TEST(RoundNameTest, CountsFromTheStartOfEachRange) {
   EXPECT_EQ(round_name(14), "round 14");
-  EXPECT_EQ(round_name(kFingerprintRounds + 2), "round 2 of the agreement on the pass");
+  EXPECT_EQ(round_name(kPassRounds + 2), "round 2 of the agreement on the pass");
   EXPECT_EQ(round_name(kNcclRounds + 64), "round 64 of joining NCCL");
   EXPECT_EQ(round_name(kPlanAgreeRounds + 1), "round 1 of the agreement on the plan");
   EXPECT_EQ(round_name(kPlanAgreeRounds + 64), "round " + std::to_string(kPlanAgreeRounds + 64));
@@ -215,8 +227,8 @@ TEST(RoundNameTest, CountsFromTheStartOfEachRange) {
 TEST(AgreementTest, TheCommunicatorStaysUsableAfterDisagreement) {
   run_thread_ranks(3, [](Communicator& comm) {
     Agreement agreement(comm);
-    EXPECT_THROW(agreement.agree_fingerprint(static_cast<std::uint64_t>(comm.rank()), 0, nullptr, kPatience), CommError);
-    agreement.agree_fingerprint(5, 1, nullptr, kPatience);
+    EXPECT_THROW(agreement.agree_pass({.plan = static_cast<std::uint64_t>(comm.rank())}, nullptr, kPatience), CommError);
+    agreement.agree_pass({.plan = 5}, nullptr, kPatience);
   });
 }
 

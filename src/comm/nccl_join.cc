@@ -142,7 +142,7 @@ void NcclTransport::join() {
     if (own == Verdict::late && !verdicts.has(Verdict::failed)) {
       own_error = std::make_exception_ptr(CommError(fmt::format("NCCL did not join the ranks in {:g} s", deadline.count())));
     }
-    agreement.agree_fingerprint(0, 0, own_error, deadline, kJoinedRounds);
+    agreement.agree_pass({}, own_error, deadline, kJoinedRounds);
   } catch (const Error&) {
     abort_nccl();
     throw;
@@ -179,7 +179,7 @@ NcclUniqueId NcclTransport::agree_on_id(Seconds deadline) {
       own_error = std::make_exception_ptr(CommError("ncclGetUniqueId failed: " + error_text(status)));
     }
   }
-  Agreement(host_).agree_fingerprint(0, 0, own_error, deadline, kIdMadeRounds);
+  Agreement(host_).agree_pass({}, own_error, deadline, kIdMadeRounds);
   std::vector<Message> batch;
   for (int peer = rank() == 0 ? 1 : 0; peer < (rank() == 0 ? size() : 1); ++peer) {
     batch.push_back(

@@ -10,8 +10,8 @@ std::string round_name(std::uint64_t round) {
     const char* name;
   };
   static constexpr Range kRanges[] = {
-      {kAgreeRounds, kFingerprintRounds, "of the agreement on the problem"},
-      {kFingerprintRounds, kNcclRounds, "of the agreement on the pass"},
+      {kAgreeRounds, kPassRounds, "of the agreement on the problem"},
+      {kPassRounds, kNcclRounds, "of the agreement on the pass"},
       {kNcclRounds, kPlanAgreeRounds, "of joining NCCL"},
       {kPlanAgreeRounds, kPlanAgreeRounds + 64, "of the agreement on the plan"},
       {kDeviceRounds, kUserRounds, "of the greetings before messages of devices"},

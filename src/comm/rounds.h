@@ -9,10 +9,10 @@ namespace ringspan {
 
 inline constexpr std::uint64_t kPlanRounds = 0;  // [0, 2^62): rounds of plans
 inline constexpr std::uint64_t kPlanRoundsEnd = std::uint64_t{1} << 62;
-inline constexpr std::uint64_t kAgreeRounds = kPlanRoundsEnd;           // 64 of them: agree() before planning
-inline constexpr std::uint64_t kFingerprintRounds = kAgreeRounds + 64;  // 64 of them: before each execution
-inline constexpr std::uint64_t kNcclRounds = kFingerprintRounds + 64;   // 256 of them: joining NCCL
-inline constexpr std::uint64_t kPlanAgreeRounds = kNcclRounds + 256;    // 64 of them: that the plans fit, before any execution
+inline constexpr std::uint64_t kAgreeRounds = kPlanRoundsEnd;         // 64 of them: agree() before planning
+inline constexpr std::uint64_t kPassRounds = kAgreeRounds + 64;       // 64 of them: before each execution
+inline constexpr std::uint64_t kNcclRounds = kPassRounds + 64;        // 256 of them: joining NCCL
+inline constexpr std::uint64_t kPlanAgreeRounds = kNcclRounds + 256;  // 64 of them: that the plans fit, before any execution
 inline constexpr std::uint64_t kDeviceRounds =
     kAgreeRounds + (std::uint64_t{1} << 32);  // up to the next: what goes before messages in memory of devices
 inline constexpr std::uint64_t kUserRounds = std::uint64_t{3} << 62;  // [3 * 2^62, 2^64): tools, tests and fronts

@@ -282,11 +282,11 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
     bindings_ = bind_tensors();
     if (device_ != nullptr) check_space();
     if (device_ != nullptr) check_fused(pass);
-  } catch (...) {  // whatever it is: the other ranks count this call too
+  } catch (...) {  // whatever it is: the other ranks must hear of it
     own_error = std::current_exception();
   }
-  ++call_number_;
   agree(pass, own_error);
+  ++call_number_;  // on all ranks: either they all agreed, or none did
   try {
     run();
   } catch (...) {  // whatever it is: a communicator may be the caller's
@@ -307,8 +307,13 @@ void Executor::agree(Pass pass, const std::exception_ptr& own_error) {
     return;
   }
   const Clock::time_point begin = Clock::now();
-  const std::uint64_t execution = 2 * call_number_ + (pass == Pass::backward ? 1 : 0);
-  agreement_.agree_fingerprint(plan_->fingerprint, execution, own_error, options_.deadline);
+  const kernels::AttendParams& params = passes_[static_cast<int>(pass)].params;
+  agreement_.agree_pass({.plan = plan_->fingerprint,
+                         .attention = number_,
+                         .execution = call_number_,
+                         .backward = pass == Pass::backward,
+                         .seed = params.dropout > 0 ? params.seed : 0},
+                        own_error, options_.deadline);
   const Clock::time_point end = Clock::now();
   waiting_ += end - begin;
   trace_.add(Trace::Lane::wait, -1, begin, end);

@@ -69,6 +69,8 @@ class Executor {
     for (PassState& pass : passes_) pass.params.seed = seed;
   }
   void set_deadline(Communicator::Seconds deadline);
+  // What agree_on_plan() returned.
+  void set_number(std::uint64_t number) { number_ = number; }
 
   const Plan& plan() const { return shared_plan_; }
   const PassStats& stats(Pass pass) const { return passes_[static_cast<int>(pass)].stats; }
@@ -144,6 +146,7 @@ class Executor {
   std::vector<Call> calls_;
   std::vector<Request> requests_;
 
+  std::uint64_t number_ = 0;       // of this attention among those of the communicator
   std::uint64_t call_number_ = 0;  // of both passes, the same on all ranks
   bool reads_o_ = false;           // backward does
   bool reads_saved_ = false;       // backward reads what forward keeps in the arena

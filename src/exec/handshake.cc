@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <atomic>
 #include <bit>
 #include <exception>
 #include <limits>
@@ -110,11 +112,14 @@ void check_own(const Communicator& communicator, const Problem& problem, const P
   check_deadline(deadline);
 }
 
+// Above those of every attention that this process has taken part in.
+std::atomic<std::int64_t> next_number{0};
+
 }  // namespace
 
-void agree_on_plan(Communicator& communicator, const Plan* plan, const std::exception_ptr& own_error,
-                   Communicator::Seconds deadline) {
-  if (communicator.size() == 1) return;
+std::uint64_t agree_on_plan(Communicator& communicator, const Plan* plan, const std::exception_ptr& own_error,
+                            Communicator::Seconds deadline) {
+  if (communicator.size() == 1) return 0;
   Fields fields;  // those of the fingerprint; which ones they are does not depend on the plan
   add_problem(plan == nullptr ? Problem{} : plan->problem(), fields);
   add_options(plan == nullptr ? PlanOptions{} : plan->options(), fields);
@@ -122,7 +127,13 @@ void agree_on_plan(Communicator& communicator, const Plan* plan, const std::exce
       "bucket_rows of plans made apart, with a memory budget or tuned sizes (give bucket_rows, or let the attention plan)",
       plan == nullptr ? 0 : plan->bucket_rows());
   fields.bits("the plan (fingerprint)", plan == nullptr ? 0 : std::bit_cast<std::int64_t>(plan->fingerprint()));
-  Agreement(communicator).agree(fields.list(), own_error, usable_deadline(deadline), kPlanAgreeRounds);
+  fields.most("number", next_number);
+  Agreement agreement(communicator);
+  const auto extents = agreement.agree(fields.list(), own_error, usable_deadline(deadline), kPlanAgreeRounds);
+  const std::int64_t number = extents.back().maximum;
+  for (std::int64_t next = next_number; next <= number && !next_number.compare_exchange_weak(next, number + 1);) {
+  }
+  return static_cast<std::uint64_t>(number);
 }
 
 void check_deadline(Communicator::Seconds deadline) {

@@ -25,10 +25,11 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
 [[noreturn]] void refuse(Communicator& communicator, const std::exception_ptr& own_error, Communicator::Seconds deadline,
                          std::uint64_t first_round);
 
-// That plans fit together, which may have been made apart; nullptr with the error of a rank that has none. Throws, on all
-// ranks, the error of the lowest rank that has one, or CommError that names the first difference.
-void agree_on_plan(Communicator& communicator, const Plan* plan, const std::exception_ptr& own_error,
-                   Communicator::Seconds deadline);
+// That plans fit together, which may have been made apart; nullptr with the error of a rank that has none. Returns a number
+// that no other attention of the communicator has, the same on all ranks. Throws, on all ranks, the error of the lowest rank
+// that has one, or CommError that names the first difference.
+std::uint64_t agree_on_plan(Communicator& communicator, const Plan* plan, const std::exception_ptr& own_error,
+                            Communicator::Seconds deadline);
 
 // Throws InvalidArgument unless the deadline is positive; a rank that was given another one still takes part with
 // usable_deadline(), to say so.

@@ -175,6 +175,9 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
   expect_error(ringspan_attention_forward(attention, &tensors), RINGSPAN_INVALID_ARGUMENT, "q.data is null");
   ringspan_pass_stats stats = {};
   const char* json = "";
+  expect_error(ringspan_attention_set_deadline(attention, 0.0), RINGSPAN_INVALID_ARGUMENT, "deadline (0 s) must be positive");
+  expect_error(ringspan_attention_set_deadline(nullptr, 1.0), RINGSPAN_INVALID_ARGUMENT, "attention is null");
+  EXPECT_EQ(ringspan_attention_set_deadline(attention, 1.0), RINGSPAN_OK);
   expect_error(ringspan_attention_trace(nullptr, &json), RINGSPAN_INVALID_ARGUMENT, "attention is null");
   expect_error(ringspan_attention_stats(attention, RINGSPAN_FORWARD, &stats), RINGSPAN_INVALID_ARGUMENT,
                "stats.struct_size (0)");

@@ -245,8 +245,44 @@ TEST(AttentionErrors, DifferentPasses) {
     const auto next = [&] {
       attention.plan().rank() == 0 ? attention.forward(tensors.forward()) : attention.backward(tensors.backward());
     };
-    expect_throw<CommError>(next, "ranks disagree on the number of the execution");
+    expect_throw<CommError>(next, "ranks disagree on the pass (0 forward, 1 backward): 0 on rank 0, 1 on rank 1");
     forward_and_backward(attention, tensors);
+  });
+}
+
+// Equal plans, so that nothing but their number tells the attentions from each other.
+TEST(AttentionErrors, AttentionsInAnotherOrder) {
+  Case test = make_case(2);
+  std::array<Communicator*, 2> communicators{};
+  test.wrap = [&](Communicator& communicator) {
+    communicators[static_cast<std::size_t>(communicator.rank())] = &communicator;
+    return nullptr;
+  };
+  const Whole whole(test);
+  const Outputs outputs = run(test, whole, [&](Attention& attention, const RankTensors& tensors) {
+    const int rank = attention.plan().rank();
+    Attention other(attention.plan(), *communicators[static_cast<std::size_t>(rank)]);
+    Attention& first = rank == 0 ? attention : other;
+    expect_throw<CommError>([&] { first.forward(tensors.forward()); },
+                            "ranks disagree on which attention is called (its number): ");
+    forward_and_backward(other, tensors);
+    forward_and_backward(attention, tensors);
+  });
+  EXPECT_EQ(judge(test, whole, outputs), "");
+}
+
+TEST(AttentionErrors, SeedOfOneRank) {
+  Case test = make_case(3);
+  const auto pass_with_seeds = [](Attention& attention, const RankTensors& tensors) {
+    attention.set_seed(attention.plan().rank() == 1 ? 6 : 5);
+    attention.forward(tensors.forward());
+  };
+  run(test, Whole(test), pass_with_seeds);  // nothing is dropped: no seed counts
+  test.problem.dropout = 0.5F;
+  run(test, Whole(test), [&](Attention& attention, const RankTensors& tensors) {
+    expect_throw<CommError>(
+        [&] { pass_with_seeds(attention, tensors); },
+        "ranks disagree on the seed of dropout: 0x0000000000000005 on rank 0, 0x0000000000000006 on rank 1");
   });
 }
 

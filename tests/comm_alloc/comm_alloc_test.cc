@@ -42,7 +42,7 @@ void talk(Communicator& comm, Agreement& agreement, Buffers& buffers, int times)
   for (int time = 0; time < times; ++time) {
     const std::array<AgreeField, 2> fields{AgreeField{"time", time}, AgreeField{"budget", comm.rank(), true}};
     agreement.agree(fields, nullptr, kPatience);
-    agreement.agree_fingerprint(17, static_cast<std::uint64_t>(time), nullptr, kPatience);
+    agreement.agree_pass({.plan = 17, .execution = static_cast<std::uint64_t>(time)}, nullptr, kPatience);
     for (std::size_t flight = 0; flight < kInFlight; ++flight) {
       requests[flight] = comm.post(flight, std::span(buffers.batches[flight]).first(2 * (kRanks - 1)));
       comm.progress();

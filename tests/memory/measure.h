@@ -142,9 +142,9 @@ inline std::vector<PeerBytes> handshake_traffic(int ranks, int rank) {
     const int distance = 1 << step;
     PeerBytes& to = traffic[static_cast<std::size_t>((rank + distance) % ranks)];
     PeerBytes& from = traffic[static_cast<std::size_t>((rank + ranks - distance) % ranks)];
-    to.sent_bytes += Agreement::fingerprint_message_bytes();
+    to.sent_bytes += Agreement::pass_message_bytes();
     to.sent_messages += 1;
-    from.received_bytes += Agreement::fingerprint_message_bytes();
+    from.received_bytes += Agreement::pass_message_bytes();
     from.received_messages += 1;
   }
   return traffic;
