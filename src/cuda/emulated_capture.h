@@ -25,6 +25,8 @@ struct EmulatedCapture {
     void add(std::int64_t bytes) { most = std::max(most, now += bytes); }
   };
   Bytes device, host;
+  // Copied beside the kernels, from pinned host memory and to it.
+  std::int64_t copied_to_device = 0, copied_to_host = 0;
   // Events by which one stream waits for the other: counted from 0. The one of this number is forgotten (a planted bug).
   std::int64_t events = 0;
   std::int64_t forgotten_event = -1;

@@ -256,6 +256,9 @@ class EmulatedRuntime final : public Runtime {
     if (is_tagged(block.to) == is_tagged(block.from)) throw std::logic_error("a copy beside is between host and device");
     if (!holds_pinned(is_tagged(block.to) ? block.from : block.to))
       throw std::logic_error("a copy beside is of pageable memory");
+    if (capture_ != nullptr) {
+      (is_tagged(block.to) ? capture_->copied_to_device : capture_->copied_to_host) += block.width * block.height;
+    }
     std::vector<Access> accesses = accesses_of(block.to, block.from, 0);
     accesses[0].end = accesses[0].begin + static_cast<std::uintptr_t>(span(block.to_pitch));
     accesses[1].end = accesses[1].begin + static_cast<std::uintptr_t>(span(block.from_pitch));

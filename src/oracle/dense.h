@@ -80,4 +80,14 @@ struct Row {
 Result sampled(const Problem& problem, const Inputs& inputs, Arithmetic arithmetic, bool backward, std::span<const Row> queries,
                std::span<const Row> keys);
 
+struct SinkSums {
+  Tensor dsinks;                // (heads)
+  std::vector<Row> not_finite;  // of each head the first query whose part is NaN or infinite
+};
+
+// dsinks, a sum over all queries, from an o and an lse (batch, heads, tokens_q) that were computed: in float64, without
+// recomputing them. The floors hold for a computation that took the same lse, and the same o or one of float32 that o was
+// rounded from. Cost: O(batch tokens_q heads head_dim_v).
+SinkSums dsinks_of_outputs(const Problem& problem, const Inputs& inputs, const View& o, const float* lse);
+
 }  // namespace ringspan::oracle

@@ -142,6 +142,11 @@ class Run(ProgramTest):
         without, _ = self.results(source, "--pattern", "causal", "--grad", self.write("plain.safetensors", gradient))
         self.assertNotEqual(without["dq"], one["dq"])
         self.assertEqual(without["o"], one["o"])
+        report = self.run_json("run", "--input", source, "--output", self.path("out.safetensors"), *arguments, "--ranks", 3)
+        for rank, rows in zip(report["by_rank"], (11, 11, 11)):
+            memory = dict(rank["memory_bytes"])
+            self.assertEqual((memory["dlse"], memory["lse"]), (rows * 2 * 4, rows * 2 * 4))
+            self.assertEqual(memory.pop("all"), sum(memory.values()))
 
     def test_a_random_gradient_does_not_depend_on_the_ranks(self):
         source = self.write("in.safetensors", safetensors_file.qkv(16, 2, 8))
@@ -206,6 +211,23 @@ class Run(ProgramTest):
                 if gradient:
                     self.assertEqual(values["dq"][:4], [0.0] * 4)
                     self.assertTrue(math.isnan(values["dsinks"][0]) and math.isfinite(values["dsinks"][1]))
+
+    def test_a_row_that_makes_dsinks_nan_joins_the_sample(self):
+        n, d = 4500, 128
+        tensors = safetensors_file.qkv(n, 1, d)
+        sinks = ("F32", [1], safetensors_file.encode([0.5]))
+        arguments = ["--pattern", "causal", "--scale", 1, "--grad", "ones", "--verify"]
+        source = self.write("in.safetensors", {**tensors, "sinks": sinks})
+        report = self.run_json("run", "--input", source, "--output", self.path("right.safetensors"), *arguments)["verification"]
+        self.assertEqual((report["query_rows"], report["from_outputs"]), (64, ["dsinks"]))
+        values = safetensors_file.decode(tensors["q"][2])
+        values[7 * d : 8 * d] = [3e38] * d  # scores that float32 cannot hold, but float64 can, of keys that no other sampled row needs
+        tensors["q"] = ("F32", [1, n, 1, d], safetensors_file.encode(values))
+        source = self.write("in.safetensors", {**tensors, "sinks": sinks})
+        report = self.run_json("run", "--input", source, "--output", self.path("out.safetensors"), *arguments, code=FAILED)["verification"]
+        self.assertEqual(report["query_rows"], 65)
+        failed = {tensor["name"] for tensor in report["tensors"] if not tensor["passed"]}
+        self.assertTrue({"o", "lse"} <= failed, failed)
 
     def test_dropped_pairs_are_visible(self):
         for kernel in ("reference", "portable"):

@@ -66,6 +66,21 @@ class Sequential(ProgramTest):
         self.assertLess(peaks[1], 0.6 * peaks[0])
         self.assertLess(peaks[2], 0.6 * peaks[1])
 
+    def test_memory_counts_the_gradient_of_lse(self):
+        tokens, heads, dim = 131072, 16, 2
+        source = self.write("in.safetensors", {name: safetensors_file.tiled((1, tokens, heads, dim), seed) for seed, name in enumerate("qkv")})
+        gradient = {"d_out": safetensors_file.tiled((1, tokens, heads, dim), 4)}
+        reports = []
+        for more in ({}, {"dlse": safetensors_file.tiled((1, heads, tokens), 5)}):
+            reports.append(self.run_json(
+                "run", "--input", source, "--output", self.path("out.safetensors"), "--sequential", "--strategy", "exchange",
+                "--pattern", "dilated:32x1", "--grad", self.write("grad.safetensors", {**gradient, **more}),
+            )["sequential"])  # fmt: skip
+        of_dlse = 4 * tokens * heads
+        self.assertEqual(reports[1]["forecast_bytes"] - reports[0]["forecast_bytes"], of_dlse)
+        measured = reports[1]["peak_resident_bytes"] - reports[0]["peak_resident_bytes"]
+        self.assertLess(abs(measured - of_dlse), 0.25 * of_dlse, measured)
+
     def test_what_it_cannot_do_is_refused_by_name(self):
         source = self.write("in.safetensors", safetensors_file.qkv(8, 2, 4))
         common = ["run", "--input", source, "--output", self.path("out.safetensors"), "--ranks", 2, "--sequential"]

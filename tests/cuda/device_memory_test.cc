@@ -102,6 +102,8 @@ TEST(DeviceMemory, ForecastIsWhatIsAllocated) {
         test.problem.dtype = dtype;
         test.problem.sinks = ranks == 3;
         expect_forecast(test);
+        test.dlse = true;
+        expect_forecast(test);
         if (ranks == 1) continue;
         test.peer_copies = true;
         expect_forecast(test);
@@ -112,15 +114,16 @@ TEST(DeviceMemory, ForecastIsWhatIsAllocated) {
   expect_forecast(make_case("dilated:16x1,32x2@torchscale", Strategy::exchange, 2));
 }
 
-// A plan for the device, one for the CPU that is taken over, and the steps of both are the same.
 // Tensors on the host are the caller's: what is allocated besides them is booked, on the device and as pinned memory for
-// messages.
+// messages. So is what is copied, with the gradient of lse.
 TEST(DeviceMemory, ForecastOfTensorsOnTheHost) {
   for (const int ranks : {1, 3}) {
-    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+    for (const auto& [dtype, dlse] :
+         {std::pair{DType::float32, false}, {DType::float32, true}, {DType::bfloat16, false}, {DType::bfloat16, true}}) {
       Case test = make_case("causal", ranks == 1 ? Strategy::local : Strategy::exchange, ranks);
       test.problem.dtype = dtype;
       test.problem.sinks = true;
+      test.dlse = dlse;
       test.problem.sharding_q = test.problem.sharding_k = Sharding::parse("zigzag");
       test.options.device = DeviceKind::cuda;
       test.options.host_tensors = true;
@@ -136,6 +139,11 @@ TEST(DeviceMemory, ForecastOfTensorsOnTheHost) {
           EXPECT_GT(callers, 0);
           EXPECT_EQ(counters.host.most, plan.pinned_bytes(pass) - callers);
         }
+        const Plan::HostBytes forward = plan.host_bytes(Pass::forward), backward = plan.host_bytes(Pass::backward);
+        EXPECT_EQ(counters.copied_to_host, forward.to_host + backward.to_host);
+        const std::int64_t forecast = forward.to_device + backward.to_device;
+        EXPECT_LE(counters.copied_to_device, forecast);
+        EXPECT_EQ(counters.copied_to_device == forecast, dlse);  // counted even where none is given
         const std::int64_t messages =
             booked(plan, Pass::forward, [](const MemoryLine& l) { return l.component == "pinned messages"; });
         EXPECT_EQ(messages > 0, ranks > 1);
@@ -144,6 +152,7 @@ TEST(DeviceMemory, ForecastOfTensorsOnTheHost) {
   }
 }
 
+// A plan for the device, one for the CPU that is taken over, and the steps of both are the same.
 TEST(DeviceMemory, PlansForTheCpuAreBookedAnew) {
   const Case test = make_case("causal", Strategy::ring, 2);
   PlanOptions options = test.options;

@@ -98,6 +98,18 @@ TEST_P(Memory, IsTheForecastWithSinksAndReplicatedQueries) {
   expect_forecast(test, Tiles::whole);
 }
 
+// dlse is read where it is, by the owner of its rows: nothing of it is kept, and none of it travels.
+TEST_P(Memory, IsTheForecastWithAGradientOfLse) {
+  for (const bool sinks : {false, true}) {
+    Case test = make_case(GetParam());
+    test.dlse = true;
+    test.problem.sinks = sinks;
+    expect_forecast(test, Tiles::whole);
+    test.problem.replicated_q = true;
+    expect_forecast(test, Tiles::whole);
+  }
+}
+
 TEST_P(Memory, IsTheForecastOfOneRank) { expect_forecast(make_case(GetParam(), "full", 1), Tiles::whole); }
 
 TEST_P(Memory, IsTheForecastOfTheTorchscaleDialect) {

@@ -54,17 +54,22 @@ class Verify(unittest.TestCase):
         report = json.loads(done.stdout)["problems"][0]
         self.assertTrue(report["sampled"])
         self.assertEqual([t["elements"] for t in report["tensors"][:3]], [64 * 64, 64, 64 * 64])
-        self.assertNotIn("not_checked", report)
+        self.assertNotIn("from_outputs", report)
 
-    def test_a_sample_says_what_it_does_not_check(self):
-        line = "nq=40000 h=2 d=64 p=2 pattern=window:512,0 strategy=ring sinks=1"
-        self.assertIn("\n  dsinks               not checked: a sum over all rows", self.expect(0, line).stdout)
-        report = json.loads(self.expect(0, line, "--json").stdout)["problems"][0]
-        self.assertEqual(report["not_checked"], ["dsinks"])
-        self.assertNotIn("dsinks", [t["name"] for t in report["tensors"]])
+    def test_a_sample_has_dsinks_of_all_rows(self):
+        for more in ("", " dlse=1 dtype=bfloat16", " dtype=float16 keep_o=0 dropout=0.1 seed=3 replicated_q=1"):
+            line = "nq=40000 h=2 d=64 p=2 pattern=window:512,0 strategy=ring sinks=1" + more
+            report = json.loads(self.expect(0, line, "--json").stdout)["problems"][0]
+            self.assertTrue(report["sampled"])
+            self.assertEqual(report["from_outputs"], ["dsinks"])
+            dsinks = report["tensors"][-1]
+            self.assertEqual((dsinks["name"], dsinks["elements"], dsinks["max_naive_error"]), ("dsinks", 2, None))
+        text = self.expect(0, line).stdout
+        self.assertRegex(text, r"\n  dsinks +2 +[0-9.e-]+ +-\n")
+        self.assertIn("\n  dsinks is compared with the sum over all rows of the o and lse computed\n", text)
         whole = json.loads(self.expect(0, "nq=40 h=2 d=8 sinks=1", "--json").stdout)["problems"][0]
-        self.assertNotIn("not_checked", whole)
-        self.assertIn("dsinks", [t["name"] for t in whole["tensors"]])
+        self.assertNotIn("from_outputs", whole)
+        self.assertIsNotNone(whole["tensors"][-1]["max_naive_error"])
 
     def test_random_problems_can_be_repeated(self):
         first = self.expect(0, "--random", "12", "--seed", "4", "--verbose").stdout

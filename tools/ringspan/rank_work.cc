@@ -34,6 +34,22 @@ OutputShapes::OutputShapes(const Problem& p, Layout layout)
       dk{p.batch, p.tokens_k, p.kv_heads, p.head_dim, p.dtype, layout},
       dv{p.batch, p.tokens_k, p.kv_heads, p.head_dim_v, p.dtype, layout} {}
 
+std::vector<MemoryLine> memory_lines(const Plan& plan, bool dlse) {
+  std::vector<MemoryLine> lines = plan.memory(plan.options().backward ? Pass::backward : Pass::forward);
+  if (!dlse || !plan.options().backward) return lines;
+  const auto is = [](const char* name) { return [name](const MemoryLine& line) { return line.component == name; }; };
+  MemoryLine own = *std::find_if(lines.begin(), lines.end(), is("lse"));
+  own.component = "dlse";
+  lines.insert(std::next(std::find_if(lines.begin(), lines.end(), is("do"))), own);
+  return lines;
+}
+
+std::int64_t memory_bytes(const Plan& plan, bool dlse) {
+  std::int64_t bytes = 0;
+  for (const MemoryLine& line : memory_lines(plan, dlse)) bytes += line.bytes;
+  return bytes;
+}
+
 TensorShape RankWork::local(TensorShape whole, const Shard& shard) const {
   whole.tokens = shard.rows;
   return whole;

@@ -1,7 +1,7 @@
 // One rank's part of a run: its tensors, cut out of the whole ones, and the passes over them.
 //
-// Memory: exactly the lines of Plan::memory that are the caller's, in pages of their own. Thread safety: one thread; different
-// ranks share nothing but what they only read, and the target.
+// Memory: exactly the lines of memory_lines() that are the caller's, in pages of their own. Thread safety: one thread;
+// different ranks share nothing but what they only read, and the target.
 #pragma once
 
 #include <cstdint>
@@ -40,6 +40,10 @@ struct RankReport {
   double forward_waiting = 0, backward_waiting = 0;
   std::int64_t sent_bytes = 0, received_bytes = 0;
 };
+
+// Plan::memory of the last pass and, where it is given, dlse, which a plan does not know of: as large as lse.
+std::vector<MemoryLine> memory_lines(const Plan& plan, bool dlse);
+std::int64_t memory_bytes(const Plan& plan, bool dlse);  // their sum
 
 class RankWork {
  public:

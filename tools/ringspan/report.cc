@@ -53,7 +53,7 @@ std::string memory_table(const RunReport& report) {
   const auto ranks = static_cast<int>(report.plans.size());
   const Pass pass = last_pass(report.plan);
   std::vector<std::vector<MemoryLine>> columns;
-  for (const Plan& plan : report.plans) columns.push_back(plan.memory(pass));
+  for (const Plan& plan : report.plans) columns.push_back(memory_lines(plan, report.dlse));
   const bool all = ranks <= kListedRanks;
   std::string text = fmt::format("{:<22}", fmt::format("memory ({} pass)", pass == Pass::forward ? "forward" : "backward"));
   if (all) {
@@ -88,7 +88,7 @@ std::string memory_table(const RunReport& report) {
 
 std::string memory_text(const RunReport& report) {
   std::int64_t most = 0;
-  for (const Plan& plan : report.plans) most = std::max(most, plan.memory_bytes(last_pass(plan)));
+  for (const Plan& plan : report.plans) most = std::max(most, memory_bytes(plan, report.dlse));
   const auto bytes = static_cast<double>(most);
   if (report.plan.problem().ranks == 1) return line("memory", bytes_text(bytes));
   const auto one = static_cast<double>(report.one_rank_bytes);
@@ -161,7 +161,7 @@ Json json_of(const Verification& verification) {
                                    {"max_error", c.max_error},
                                    {"max_naive_error", c.max_naive_error}});
   }
-  if (!verification.not_checked.empty()) json["not_checked"] = verification.not_checked;
+  if (!verification.from_outputs.empty()) json["from_outputs"] = verification.from_outputs;
   return json;
 }
 
@@ -175,12 +175,8 @@ Json json_of(const RunReport& report, int rank) {
             {"sent_bytes", measured.sent_bytes},
             {"received_bytes", measured.received_bytes},
             {"pairs", plan.pairs()}};
-  std::int64_t total = 0;
-  for (const MemoryLine& memory : plan.memory(last_pass(plan))) {
-    json["memory_bytes"][memory.component] = memory.bytes;
-    total += memory.bytes;
-  }
-  json["memory_bytes"]["all"] = total;
+  for (const MemoryLine& memory : memory_lines(plan, report.dlse)) json["memory_bytes"][memory.component] = memory.bytes;
+  json["memory_bytes"]["all"] = memory_bytes(plan, report.dlse);
   const auto begin =
       report.world.sent.begin() + static_cast<std::ptrdiff_t>(rank) * static_cast<std::ptrdiff_t>(report.plans.size());
   json["sent_bytes_to"] = std::vector<std::int64_t>(begin, begin + static_cast<std::ptrdiff_t>(report.plans.size()));

@@ -22,6 +22,7 @@ struct RunReport {
   bool chosen = false;    // the strategy, by automatic
   std::string problem_line;
   std::vector<std::string> notes;
+  bool dlse = false;                // is given
   std::int64_t one_rank_bytes = 0;  // that one rank would need for the same problem
   WorldReport world;
   std::optional<SequentialReport> sequential;

@@ -162,7 +162,8 @@ class Run {
     PlanOptions resolved = report.plan.options();
     resolved.memory_budget = 0;
     report.plans = plan_all(problem(), resolved);
-    report.one_rank_bytes = one_rank_bytes();
+    report.dlse = file_.inputs().dlse.data != nullptr;
+    report.one_rank_bytes = one_rank_bytes(report.dlse);
     report.input = options_.input;
     report.transport = options_.sequential ? "sequential" : options_.transport.empty() ? "threads" : options_.transport;
     report.chosen = plan_options().strategy == Strategy::automatic && problem().ranks > 1;
@@ -205,9 +206,9 @@ class Run {
     return {other, plan};
   }
 
-  std::int64_t one_rank_bytes() const {
+  std::int64_t one_rank_bytes(bool dlse) const {
     const auto [one, plan] = on(1);
-    return make_plan(one, plan, 0).memory_bytes(plan.backward ? Pass::backward : Pass::forward);
+    return memory_bytes(make_plan(one, plan, 0), dlse);
   }
 
   void compare(RunReport& report) {

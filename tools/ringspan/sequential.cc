@@ -308,20 +308,12 @@ void check_supported(const Problem& problem, const Plan& plan) {
   if (problem.replicated_q) throw Unsupported("run --sequential needs sharded queries; leave out --replicated-q");
 }
 
-std::int64_t forecast(const Plan& plan) {
-  std::int64_t bytes = plan.arena_bytes();
-  for (const MemoryLine& line : plan.memory(plan.options().backward ? Pass::backward : Pass::forward)) {
-    if (!line.in_arena) bytes += line.bytes;
-  }
-  return bytes;
-}
-
 // One rank from its input to its part of the output; its memory is free again when this returns.
 void run_rank(const Plan& plan, const Inputs& inputs, Layout layout, const WorldOptions& options, Shared& shared,
               Target& target, SequentialReport& report) {
   const PlanData& data = plan.data();
   const int ranks = data.problem.ranks;
-  report.forecast_bytes = std::max(report.forecast_bytes, forecast(plan));
+  report.forecast_bytes = std::max(report.forecast_bytes, memory_bytes(plan, inputs.dlse.data != nullptr));
   const Pages arena(plan.arena_bytes());
   RankWork work(plan, inputs, layout);
   LonelyCommunicator communicator(data, shared);

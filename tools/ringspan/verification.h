@@ -29,7 +29,9 @@ struct Verification {
   std::int64_t query_rows = 0, key_rows = 0;  // when sampled
   double seconds = 0;
   std::vector<oracle::Comparison> comparisons;
-  std::vector<std::string> not_checked;  // names of tensors: dsinks of a sample, a sum over all rows
+  // Names of tensors that were compared with what float64 makes of all rows of the o and lse given, and not of a naive
+  // computation (max_naive_error is NaN): dsinks of a sample, a sum over all rows.
+  std::vector<std::string> from_outputs;
 };
 
 // `rounded_o`: the backward pass took delta from an o of 16 bits (PlanOptions::keep_o_float32 off).

@@ -71,7 +71,7 @@ nlohmann::ordered_json to_json(const std::string& line, const Verification& veri
                               {"sampled", verification.sampled},
                               {"reference_seconds", verification.seconds},
                               {"tensors", std::move(tensors)}};
-  if (!verification.not_checked.empty()) json["not_checked"] = verification.not_checked;
+  if (!verification.from_outputs.empty()) json["from_outputs"] = verification.from_outputs;
   return json;
 }
 
