@@ -7,8 +7,11 @@
 namespace ringspan {
 namespace {
 
+using internal::BlockIndex;
 using internal::ceil_div;
 using internal::floor_div;
+
+constexpr std::size_t kFewBlocks = 16;  // not worth an index
 
 // Queries [q_begin, q_end) and keys [k_begin, k_end) of some batch items in which a pattern is evaluated.
 struct Frame {
@@ -123,9 +126,12 @@ Box inside_block(Box box, const Block& block, const Frame& frame) {
   return box;
 }
 
-// Disjoint boxes that together are every term of the pattern but `dilated`.
+// Disjoint boxes that together are every term of the pattern but `dilated`. Returns how many blocks it looked at.
 template <typename Visit>
-void for_each_box(const Pattern& pattern, const Frame& frame, const Restriction& r, Visit&& visit) {
+std::int64_t for_each_box(const Pattern& pattern, const BlockIndex* index, const Frame& frame, const Restriction& r,
+                          Visit&& visit) {
+  std::int64_t looked_at = 0;
+  std::vector<std::size_t> found;
   Box whole{frame.q_begin, frame.q_end, frame.k_begin, frame.k_end};
   whole.clip_q(r.q_begin, r.q_end);
   whole.clip_k(r.k_begin, r.k_end);
@@ -138,14 +144,23 @@ void for_each_box(const Pattern& pattern, const Frame& frame, const Restriction&
       visit(box);
       return;
     }
-    for (const Block& block : *pattern.blocks) {
+    const auto cut = [&](const Block& block) {
       const Box part = inside_block(box, block, frame);
       if (!part.empty()) visit(part);
+    };
+    if (index == nullptr) {
+      looked_at += static_cast<std::int64_t>(pattern.blocks->size());
+      for (const Block& block : *pattern.blocks) cut(block);
+      return;
     }
+    looked_at += index->find(
+        {box.q_begin - frame.q_begin, box.q_end - frame.q_begin, box.k_begin - frame.k_begin, box.k_end - frame.k_begin},
+        found);
+    for (const std::size_t place : found) cut((*pattern.blocks)[place]);
   };
   if (!pattern.prefix || pattern.causal) {  // causal is part of every prefix
     cut_by_blocks(whole);
-    return;
+    return looked_at;
   }
   Box before = whole, after = whole;
   before.clip_k(frame.k_begin, frame.k_begin + *pattern.prefix);
@@ -153,6 +168,7 @@ void for_each_box(const Pattern& pattern, const Frame& frame, const Restriction&
   after.clip_band(kNoLow, frame.diagonal);
   cut_by_blocks(before);
   cut_by_blocks(after);
+  return looked_at;
 }
 
 // The classes of the heads in [begin, end) that run branch `b`, with the residue at which each looks.
@@ -228,15 +244,13 @@ void for_each_segment(const Problem& problem, const Frame& segments_of, const Bo
   }
 }
 
-}  // namespace
-
-Restriction unrestricted(const Problem& problem) { return {0, problem.tokens_q, 0, problem.tokens_k, 0, problem.heads}; }
-
-void for_each_slice(const Problem& problem, const Restriction& restriction, FunctionRef<void(const Slice&)> visit) {
+std::int64_t visit_slices(const Problem& problem, const BlockIndex* index, const Restriction& restriction,
+                          FunctionRef<void(const Slice&)> visit) {
+  std::int64_t looked_at = 0;
   Restriction r = restriction;
   r.head_begin = std::max(r.head_begin, 0);
   r.head_end = std::min(r.head_end, problem.heads);
-  if (r.q_begin >= r.q_end || r.k_begin >= r.k_end || r.head_begin >= r.head_end) return;
+  if (r.q_begin >= r.q_end || r.k_begin >= r.k_end || r.head_begin >= r.head_end) return looked_at;
   const Pattern& pattern = problem.pattern;
   const auto emit = [&](const Slice& slice) {
     const Slice normal = normalize(slice);
@@ -248,7 +262,7 @@ void for_each_slice(const Problem& problem, const Restriction& restriction, Func
     slice.batch_count = frame.batch_count;
     slice.heads = {r.head_begin, 1, r.head_end - r.head_begin};
     slice.diagonal = frame.diagonal;
-    for_each_box(pattern, frame, r, [&](const Box& box) {
+    looked_at += for_each_box(pattern, index, frame, r, [&](const Box& box) {
       slice.lo = box.lo;
       slice.hi = box.hi;
       if (pattern.dilated) {
@@ -262,6 +276,24 @@ void for_each_slice(const Problem& problem, const Restriction& restriction, Func
       emit(slice);
     });
   });
+  return looked_at;
+}
+
+}  // namespace
+
+Restriction unrestricted(const Problem& problem) { return {0, problem.tokens_q, 0, problem.tokens_k, 0, problem.heads}; }
+
+void for_each_slice(const Problem& problem, const Restriction& restriction, FunctionRef<void(const Slice&)> visit) {
+  visit_slices(problem, nullptr, restriction, visit);
+}
+
+Lowering::Lowering(const Problem& problem) : problem_(problem) {
+  const auto& blocks = problem.pattern.blocks;
+  if (blocks && blocks->size() > kFewBlocks) blocks_.emplace(*blocks);
+}
+
+std::int64_t Lowering::for_each_slice(const Restriction& restriction, FunctionRef<void(const Slice&)> visit) const {
+  return visit_slices(problem_, blocks_ ? &*blocks_ : nullptr, restriction, visit);
 }
 
 std::vector<Slice> lower(const Problem& problem, const Restriction& restriction) {

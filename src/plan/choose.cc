@@ -123,6 +123,7 @@ class Chooser {
  public:
   Chooser(const Problem& problem, const PlanOptions& options) : options_(options) {
     setting_.problem = &problem;
+    setting_.lowering = std::make_shared<const Lowering>(problem);
     setting_.states = problem.pattern.states();
     for (int r = 0; r < problem.ranks; ++r) {
       setting_.shards_q.push_back(make_valid_shard(problem.sharding_q, problem.tokens_q, problem.ranks, r));

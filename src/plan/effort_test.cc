@@ -67,6 +67,30 @@ TEST(Effort, ZigzagLooksAtItsPiecesOnly) {
   EXPECT_LE(make_plan(p, options, 0).data().forward.visited_slices, 20);
 }
 
+// All pairs of ranks look at no more of a long list of blocks than what they have to do with each other, and the way to it.
+TEST(Effort, FollowsTheBlocksAtHand) {
+  constexpr std::int64_t kBlocks = 250, kRows = 1024;
+  Problem p = long_net(kBlocks * kRows, 64, "block:");
+  for (std::int64_t i = 0; i < kBlocks; ++i) {
+    for (std::int64_t j = 0; j < kBlocks; ++j) {
+      p.pattern.blocks->push_back({i * kRows, (i + 1) * kRows, j * kRows, (j + 1) * kRows, BlockKind::full, 0, 0});
+    }
+  }
+  const Lowering lowering(p);
+  const std::int64_t chunk = p.tokens_q / p.ranks;
+  std::int64_t looked_at = 0, slices = 0;
+  for (std::int64_t q = 0; q < p.tokens_q; q += chunk) {
+    for (std::int64_t k = 0; k < p.tokens_k; k += chunk) {
+      looked_at += lowering.for_each_slice({q, q + chunk, k, k + chunk, 0, p.heads}, [&](const Slice&) { ++slices; });
+    }
+  }
+  EXPECT_LE(looked_at, 12 * slices);
+  PlanOptions options;
+  options.strategy = Strategy::ring;
+  const Plan plan = make_plan(p, options, 31);
+  EXPECT_LE(plan.data().forward.visited_slices, 4 * static_cast<std::int64_t>(plan.data().forward.attend_items.size()));
+}
+
 // A rank that reads every 256th row of a chunk gets them in one message.
 TEST(Effort, FewMessagesForSparseReads) {
   Problem p = long_net(kMillion, 64, "dilated:1048576x256");

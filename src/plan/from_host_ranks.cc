@@ -56,8 +56,8 @@ Reads FromHost::reads(int staying, int reader, std::int64_t stays, int owner, st
   };
   const Rows staying_rows = rows(stay[static_cast<std::size_t>(stays)]);
   const Rows passing_rows = rows(pass[static_cast<std::size_t>(passes)]);
-  if (staying == kQueries) return keys_read(pass_.problem(), staying_rows, pass_.all_heads(), passing_rows);
-  return queries_reading(pass_.problem(), passing_rows, pass_.all_heads(), staying_rows);
+  if (staying == kQueries) return keys_read(pass_.lowering(), staying_rows, pass_.all_heads(), passing_rows);
+  return queries_reading(pass_.lowering(), passing_rows, pass_.all_heads(), staying_rows);
 }
 
 // By hop: whether the rank so far behind this one has a piece that stays and reads of this rank's piece that passes.

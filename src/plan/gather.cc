@@ -128,8 +128,8 @@ std::vector<Box> Gather::reads(int reader, int owner, bool queries, bool count_e
   if (!assignment.computes() || !(queries ? assignment.query_owners : assignment.key_owners).contains(owner)) return {};
   const Shard& shard = (queries ? pass_.setting().shards_q : pass_.setting().shards_k)[static_cast<std::size_t>(owner)];
   const Rows mine{shard.pieces};
-  Reads found = queries ? queries_reading(pass_.problem(), mine, assignment.heads, rows_of(assignment.key_owners, false))
-                        : keys_read(pass_.problem(), rows_of(assignment.query_owners, true), assignment.heads, mine);
+  Reads found = queries ? queries_reading(pass_.lowering(), mine, assignment.heads, rows_of(assignment.key_owners, false))
+                        : keys_read(pass_.lowering(), rows_of(assignment.query_owners, true), assignment.heads, mine);
   builder_.program().visited_slices += found.visited_slices;
   if (count_excess) builder_.program().excess_rows += found.excess_rows;
   return std::move(found.boxes);

@@ -2,21 +2,20 @@
 
 #include <algorithm>
 
-#include "pattern/lower.h"
 #include "plan/pass.h"
 
 namespace ringspan::internal {
 namespace {
 
-Load load_of(const Problem& problem, const Shard& shard, bool queries) {
+Load load_of(const Lowering& lowering, const Shard& shard, bool queries) {
   Load load;
   load.rows = shard.rows;
-  Restriction range = unrestricted(problem);
+  Restriction range = unrestricted(lowering.problem());
   Pieces pieces(shard.pieces);
   for (const Hull& hull : pieces.hulls()) {
     (queries ? range.q_begin : range.k_begin) = hull.begin;
     (queries ? range.q_end : range.k_end) = hull.end;
-    for_each_slice(problem, range, [&](const Slice& found) {
+    lowering.for_each_slice(range, [&](const Slice& found) {
       for (const std::size_t member : pieces.near(hull, queries ? found.q : found.k)) {
         const Progression& piece = shard.pieces[member];
         const Slice slice = normalize(queries ? restrict_q(found, piece) : restrict_k(found, piece));
@@ -32,10 +31,10 @@ Load load_of(const Problem& problem, const Shard& shard, bool queries) {
 }  // namespace
 
 Loads::Loads(const Setting& setting) : ranks_(setting.ranks()), heads_(static_cast<std::size_t>(setting.problem->heads)) {
-  const Problem& problem = *setting.problem;
-  for (const Shard& shard : setting.shards_q) queries_.push_back(load_of(problem, shard, true));
-  for (const Shard& shard : setting.shards_k) keys_.push_back(load_of(problem, shard, false));
-  for_each_slice(problem, unrestricted(problem), [&](const Slice& slice) {
+  const Lowering& lowering = *setting.lowering;
+  for (const Shard& shard : setting.shards_q) queries_.push_back(load_of(lowering, shard, true));
+  for (const Shard& shard : setting.shards_k) keys_.push_back(load_of(lowering, shard, false));
+  lowering.for_each_slice(unrestricted(lowering.problem()), [&](const Slice& slice) {
     const Int128 pairs = pair_count(slice) / slice.heads.count;
     for (std::int64_t i = 0; i < slice.heads.count; ++i) heads_[static_cast<std::size_t>(slice.heads.at(i))] += pairs;
   });

@@ -65,6 +65,7 @@ TEST(SlicesBetween, AreThoseOfAllPairsOfHulls) {
     problem.sharding_q = problem.sharding_k = {ShardingKind::block_striped, random.draw(2, 6), {}};
     const std::vector<Progression> q = make_shard(problem.sharding_q, problem.tokens_q, problem.ranks, 0).pieces;
     const std::vector<Progression> k = make_shard(problem.sharding_k, problem.tokens_k, problem.ranks, 1).pieces;
+    const Lowering lowering(problem);
     const std::vector<Hull> hulls_q = hulls(q), hulls_k = hulls(k);
     longest = std::max(longest, static_cast<int>(std::min(hulls_q.size(), hulls_k.size())));
     for (const bool queries_first : {true, false}) {
@@ -78,7 +79,7 @@ TEST(SlicesBetween, AreThoseOfAllPairsOfHulls) {
         }
       }
       for_each_slice_between(
-          problem, outer, inner, queries_first, {0, problem.heads},
+          lowering, outer, inner, queries_first, {0, problem.heads},
           [&](const Slice& slice, const Hull& x, const Hull& y) { found.emplace_back(x.begin, y.begin, slice); });
       ASSERT_EQ(found, expected) << "seed " << seed;
     }

@@ -37,7 +37,7 @@ std::int64_t Setting::last_stage() const {
 }
 
 const RingRoutes& Setting::ring_routes() const {
-  std::call_once(shared_->once, [&] { shared_->ring_routes.emplace(*problem, shards_q, shards_k); });
+  std::call_once(shared_->once, [&] { shared_->ring_routes.emplace(*lowering, shards_q, shards_k); });
   return *shared_->ring_routes;
 }
 

@@ -30,7 +30,8 @@ inline constexpr std::int64_t kMaxHostStages = std::int64_t{1} << 17;
 // What is the same for all ranks, made once per plan.
 struct Setting {
   const Problem* problem = nullptr;
-  PlanOptions options;  // strategy resolved
+  std::shared_ptr<const Lowering> lowering;  // of the problem
+  PlanOptions options;                       // strategy resolved
   std::vector<Shard> shards_q, shards_k;
   std::int64_t bucket_rows = 0;  // > 0 for streaming strategies
   SizeSource bucket_source = SizeSource::standard;
@@ -65,6 +66,7 @@ class PassBuilder {
   PassBuilder(const Setting& setting, int rank, bool backward);
 
   const Problem& problem() const { return *setting_.problem; }
+  const Lowering& lowering() const { return *setting_.lowering; }
   const Setting& setting() const { return setting_; }
   int rank() const { return rank_; }
   bool is_backward() const { return backward_; }

@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "base/check.h"
-#include "pattern/lower.h"
 
 namespace ringspan::internal {
 
@@ -18,7 +17,7 @@ std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries
     return positions;
   };
   Pieces of_queries(positions_of(queries)), of_keys(positions_of(keys));
-  for_each_slice_between(problem(), of_queries.hulls(), of_keys.hulls(), true, heads,
+  for_each_slice_between(lowering(), of_queries.hulls(), of_keys.hulls(), true, heads,
                          [&](const Slice& slice, const Hull& q, const Hull& k) {
                            ++builder_.program().visited_slices;
                            const std::vector<std::size_t>& near_q = of_queries.near(q, slice.q);

@@ -3,8 +3,6 @@
 #include <algorithm>
 #include <numeric>
 
-#include "pattern/lower.h"
-
 namespace ringspan::internal {
 namespace {
 
@@ -54,7 +52,8 @@ std::int64_t keys_with_partner(const Slice& slice, std::vector<Progression>& out
   return slice.k.count - keys;
 }
 
-Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys, bool key_side) {
+Reads rows_read(const Lowering& lowering, const Rows& queries, HeadRange heads, const Rows& keys, bool key_side) {
+  const int group = lowering.problem().group();
   Reads reads;
   if (queries.empty() || keys.empty() || heads.begin >= heads.end) return reads;
   const std::vector<Progression>& owned = key_side ? keys.pieces : queries.pieces;
@@ -66,7 +65,7 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
     ++reads.visited_slices;
     const Slice slice = key_side ? found : transposed(found);  // the owned side is k
     const std::vector<Progression> head_sets =
-        key_side ? kv_heads_of(slice.heads, problem.group()) : std::vector<Progression>{slice.heads};
+        key_side ? kv_heads_of(slice.heads, group) : std::vector<Progression>{slice.heads};
     for (const std::size_t i : own_pieces.near(own_hull, slice.k)) {
       const Slice mine = restrict_k(slice, owned[i]);
       if (mine.k.empty()) continue;
@@ -86,7 +85,7 @@ Reads rows_read(const Problem& problem, const Rows& queries, HeadRange heads, co
   };
   const Pieces &of_keys = key_side ? own_pieces : other_pieces, &of_queries = key_side ? other_pieces : own_pieces;
   for_each_slice_between(
-      problem, of_keys.hulls(), of_queries.hulls(), false, heads,
+      lowering, of_keys.hulls(), of_queries.hulls(), false, heads,
       [&](const Slice& slice, const Hull& k, const Hull& q) { visit(slice, key_side ? k : q, key_side ? q : k); });
   for (const BoxSet& set : sets) {
     const std::vector<Box> boxes = set.boxes();
@@ -131,13 +130,13 @@ const std::vector<std::size_t>& Pieces::near(const Hull& hull, const Progression
   return found_;
 }
 
-void for_each_slice_between(const Problem& problem, std::span<const Hull> outer, std::span<const Hull> inner,
+void for_each_slice_between(const Lowering& lowering, std::span<const Hull> outer, std::span<const Hull> inner,
                             bool outer_is_queries, HeadRange heads,
                             FunctionRef<void(const Slice&, const Hull& outer, const Hull& inner)> visit) {
   const auto lower = [&](const Hull& x, std::int64_t begin, std::int64_t end, FunctionRef<void(const Slice&)> each) {
     Restriction range{x.begin, x.end, begin, end, heads.begin, heads.end};
     if (!outer_is_queries) range = {begin, end, x.begin, x.end, heads.begin, heads.end};
-    for_each_slice(problem, range, each);
+    lowering.for_each_slice(range, each);
   };
   if (outer.size() <= kFew || inner.size() <= kFew) {
     for (const Hull& x : outer) {
@@ -166,12 +165,12 @@ void for_each_slice_between(const Problem& problem, std::span<const Hull> outer,
   }
 }
 
-Reads keys_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys) {
-  return rows_read(problem, queries, heads, keys, true);
+Reads keys_read(const Lowering& lowering, const Rows& queries, HeadRange heads, const Rows& keys) {
+  return rows_read(lowering, queries, heads, keys, true);
 }
 
-Reads queries_reading(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys) {
-  return rows_read(problem, queries, heads, keys, false);
+Reads queries_reading(const Lowering& lowering, const Rows& queries, HeadRange heads, const Rows& keys) {
+  return rows_read(lowering, queries, heads, keys, false);
 }
 
 std::vector<Progression> kv_heads_of(const Progression& heads, int group) {

@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "base/function_ref.h"
-#include "pattern/slice.h"
+#include "pattern/lower.h"
 #include "plan/near.h"
 
 namespace ringspan::internal {
@@ -31,9 +31,9 @@ struct Reads {
 };
 
 // Rows of `keys` (in kv heads) that some query of `queries`, in `heads`, attends.
-Reads keys_read(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys);
+Reads keys_read(const Lowering& lowering, const Rows& queries, HeadRange heads, const Rows& keys);
 // Rows of `queries` (in query heads) that attend some key of `keys`.
-Reads queries_reading(const Problem& problem, const Rows& queries, HeadRange heads, const Rows& keys);
+Reads queries_reading(const Lowering& lowering, const Rows& queries, HeadRange heads, const Rows& keys);
 
 // Pieces whose ranges overlap or touch, and the range of all of them; between two hulls there is a gap, so that a pattern is
 // lowered for what is at hand and not for what lies between.
@@ -60,7 +60,7 @@ class Pieces {
 
 // Every slice between two hulls, clipped to them: hull by hull of `outer`, then of `inner`, then as for_each_slice has them.
 // Cost: where both lists are long, that of the slices of each outer hull; otherwise one lowering for each two hulls.
-void for_each_slice_between(const Problem& problem, std::span<const Hull> outer, std::span<const Hull> inner,
+void for_each_slice_between(const Lowering& lowering, std::span<const Hull> outer, std::span<const Hull> inner,
                             bool outer_is_queries, HeadRange heads,
                             FunctionRef<void(const Slice&, const Hull& outer, const Hull& inner)> visit);
 

@@ -77,10 +77,12 @@ TEST(Reads, AreThePartnersOfThePairs) {
     const Rows queries = of_rank(p.sharding_q, p.tokens_q, p.ranks, static_cast<int>(random.draw(0, p.ranks - 1)));
     const Rows keys = of_rank(p.sharding_k, p.tokens_k, p.ranks, static_cast<int>(random.draw(0, p.ranks - 1)));
     const std::string what = testing::describe(p, {}, seed);
-    ASSERT_EQ(compare(keys_read(p, queries, heads, keys), rows_in_pairs(p, queries, heads, keys, true), keys.pieces), "")
+    const Lowering lowering(p);
+    ASSERT_EQ(compare(keys_read(lowering, queries, heads, keys), rows_in_pairs(p, queries, heads, keys, true), keys.pieces), "")
         << what;
-    ASSERT_EQ(compare(queries_reading(p, queries, heads, keys), rows_in_pairs(p, queries, heads, keys, false), queries.pieces),
-              "")
+    ASSERT_EQ(
+        compare(queries_reading(lowering, queries, heads, keys), rows_in_pairs(p, queries, heads, keys, false), queries.pieces),
+        "")
         << what;
   }
 }
@@ -92,7 +94,7 @@ TEST(Reads, OfSparseQueriesInANarrowBand) {
   p.pattern.window = Window{2, 1};
   const Rows queries{{{3, 17, 23}}};
   const Rows keys{{{0, 1, 400}}};
-  const Reads reads = keys_read(p, queries, {0, 1}, keys);
+  const Reads reads = keys_read(Lowering(p), queries, {0, 1}, keys);
   EXPECT_EQ(compare(reads, rows_in_pairs(p, queries, {0, 1}, keys, true), keys.pieces), "");
   EXPECT_EQ(row_count(reads.boxes), 23 * 4);
   EXPECT_EQ(reads.excess_rows, 0);
@@ -110,7 +112,7 @@ TEST(Reads, TakeMoreOnlyBeyondTheLimits) {
     p.pattern.window = Window{c.left, 1};
     const Rows queries{{{3, 97, c.queries}}};
     const Rows keys{{{0, 1, 7000}}};
-    const Reads reads = keys_read(p, queries, {0, 1}, keys);
+    const Reads reads = keys_read(Lowering(p), queries, {0, 1}, keys);
     EXPECT_EQ(compare(reads, rows_in_pairs(p, queries, {0, 1}, keys, true), keys.pieces), "");
     EXPECT_EQ(reads.excess_rows > 0, c.excess);
   }

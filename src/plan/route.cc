@@ -16,16 +16,16 @@ const std::vector<Box> kNothing;
 // What the readers of one owner's rows read, evaluated when asked for.
 class Readers {
  public:
-  Readers(const Problem& problem, std::span<const Shard> shards_q, const Shard& owned, int owner)
-      : problem_(problem), shards_q_(shards_q), keys_{owned.pieces}, owner_(owner), list_of_(shards_q.size(), -1) {
-    for (const Progression& piece : keys_.pieces) rows_ += piece.count * problem.batch * problem.kv_heads;
+  Readers(const Lowering& lowering, std::span<const Shard> shards_q, const Shard& owned, int owner)
+      : lowering_(lowering), shards_q_(shards_q), keys_{owned.pieces}, owner_(owner), list_of_(shards_q.size(), -1) {
+    for (const Progression& piece : keys_.pieces) rows_ += piece.count * lowering.problem().batch * lowering.problem().kv_heads;
   }
 
   const std::vector<Box>& at(int distance) {
     std::int32_t& list = list_of_[static_cast<std::size_t>(distance)];
     if (list < 0) {
       const std::size_t reader = (static_cast<std::size_t>(owner_) + static_cast<std::size_t>(distance)) % shards_q_.size();
-      list = keep(keys_read(problem_, {shards_q_[reader].pieces}, {0, problem_.heads}, keys_).boxes);
+      list = keep(keys_read(lowering_, {shards_q_[reader].pieces}, {0, lowering_.problem().heads}, keys_).boxes);
     }
     return lists_[static_cast<std::size_t>(list)];
   }
@@ -43,7 +43,7 @@ class Readers {
     return static_cast<std::int32_t>(lists_.size() - 1);
   }
 
-  const Problem& problem_;
+  const Lowering& lowering_;
   std::span<const Shard> shards_q_;
   Rows keys_;
   int owner_;
@@ -129,11 +129,11 @@ const std::vector<Box>& Route::carried(int direction, int hop) const {
 
 bool Route::serves(int direction, int hop) const { return hop <= (direction == 0 ? up_ : down_); }
 
-RingRoutes::RingRoutes(const Problem& problem, std::span<const Shard> shards_q, std::span<const Shard> shards_k) {
-  const int ranks = problem.ranks;
+RingRoutes::RingRoutes(const Lowering& lowering, std::span<const Shard> shards_q, std::span<const Shard> shards_k) {
+  const int ranks = lowering.problem().ranks;
   std::vector<Readers> readers;
   for (int owner = 0; owner < ranks; ++owner)
-    readers.emplace_back(problem, shards_q, shards_k[static_cast<std::size_t>(owner)], owner);
+    readers.emplace_back(lowering, shards_q, shards_k[static_cast<std::size_t>(owner)], owner);
   // Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows; among
   // equals the first. One for all owners: were they to differ, some ranks would be visited from both sides in one stage, and
   // from none in another. The last way is looked at first, since it often rules out the others at a glance.

@@ -39,7 +39,7 @@ class Route {
 class RingRoutes {
  public:
   // Key-side rows of all ranks, to the ranks whose queries read them.
-  RingRoutes(const Problem& problem, std::span<const Shard> shards_q, std::span<const Shard> shards_k);
+  RingRoutes(const Lowering& lowering, std::span<const Shard> shards_q, std::span<const Shard> shards_k);
   const Route& of(int owner) const { return routes_[static_cast<std::size_t>(owner)]; }
 
  private:

@@ -26,11 +26,12 @@ struct World {
     }
   }
   std::vector<Box> reads(int reader, int owner) const {
-    return keys_read(problem, {q[static_cast<std::size_t>(reader)].pieces}, {0, problem.heads},
+    return keys_read(lowering, {q[static_cast<std::size_t>(reader)].pieces}, {0, problem.heads},
                      {k[static_cast<std::size_t>(owner)].pieces})
         .boxes;
   }
   Problem problem;
+  Lowering lowering{problem};
   std::vector<Shard> q, k;
 };
 
@@ -39,7 +40,7 @@ TEST(RingRoutes, CarryWhatLaterReadersRead) {
     testing::RandomProblem random(seed);
     const World world(random.problem(static_cast<int>(random.draw(1, 7))));
     const Problem& p = world.problem;
-    const RingRoutes routes(p, world.q, world.k);
+    const RingRoutes routes(world.lowering, world.q, world.k);
     for (int owner = 0; owner < p.ranks; ++owner) {
       const Route& route = routes.of(owner);
       for (int h = 1; h < p.ranks; ++h) {
@@ -69,7 +70,7 @@ TEST(RingRoutes, TakeTheSameWayForAllOwners) {
   for (std::uint64_t seed = 1; seed <= 100; ++seed) {
     testing::RandomProblem random(seed);
     const World world(random.problem(static_cast<int>(random.draw(2, 7))));
-    const RingRoutes routes(world.problem, world.q, world.k);
+    const RingRoutes routes(world.lowering, world.q, world.k);
     for (int owner = 1; owner < world.problem.ranks; ++owner) {
       for (int h = 1; h < world.problem.ranks; ++h) ASSERT_EQ(routes.of(owner).serves(0, h), routes.of(0).serves(0, h));
     }
@@ -82,7 +83,7 @@ TEST(RingRoutes, AFullPatternNeedsOneLegPerOwner) {
   p.tokens_q = p.tokens_k = 64;
   p.ranks = 8;
   const World world(p);
-  const RingRoutes routes(p, world.q, world.k);
+  const RingRoutes routes(world.lowering, world.q, world.k);
   std::int64_t rows = 0;
   for (int h = 1; h < 8; ++h) rows += row_count(routes.of(3).carried(0, h)) + row_count(routes.of(3).carried(1, h));
   EXPECT_EQ(rows, 7 * 8);

@@ -97,8 +97,8 @@ std::vector<Box> Stream::reads(int reader, int owner) {
   const Setting& setting = pass_.setting();
   const auto& queries = setting.shards_q[static_cast<std::size_t>(key_side_ ? reader : owner)].pieces;
   const auto& keys = setting.shards_k[static_cast<std::size_t>(key_side_ ? owner : reader)].pieces;
-  Reads found = key_side_ ? keys_read(pass_.problem(), {queries}, pass_.all_heads(), {keys})
-                          : queries_reading(pass_.problem(), {queries}, pass_.all_heads(), {keys});
+  Reads found = key_side_ ? keys_read(pass_.lowering(), {queries}, pass_.all_heads(), {keys})
+                          : queries_reading(pass_.lowering(), {queries}, pass_.all_heads(), {keys});
   builder_.program().visited_slices += found.visited_slices;
   if (reader == pass_.rank()) builder_.program().excess_rows += found.excess_rows;
   return std::move(found.boxes);
