@@ -12,6 +12,7 @@ configure_package_config_file(${CMAKE_CURRENT_LIST_DIR}/ringspanConfig.cmake.in 
 write_basic_package_version_file(${PROJECT_BINARY_DIR}/ringspanConfigVersion.cmake COMPATIBILITY SameMinorVersion)
 file(RELATIVE_PATH prefix_from_pkgconfig ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig ${CMAKE_INSTALL_PREFIX})
 configure_file(${CMAKE_CURRENT_LIST_DIR}/ringspan.pc.in ${PROJECT_BINARY_DIR}/ringspan.pc @ONLY)
+install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES ${PROJECT_BINARY_DIR}/ringspan.pc DESTINATION ${CMAKE_INSTALL_LIBDIR}/pkgconfig)
 install(FILES ${PROJECT_BINARY_DIR}/ringspanConfig.cmake ${PROJECT_BINARY_DIR}/ringspanConfigVersion.cmake
         DESTINATION ${package_dir})

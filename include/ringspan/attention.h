@@ -94,7 +94,7 @@ struct ExecuteOptions {
   bool deterministic = true;
 };
 
-// What the latest pass did.
+// What the latest pass did that was not refused.
 struct PassStats {
   double seconds = 0;
   double waiting_seconds = 0;  // of which: nothing to compute, waiting for peers

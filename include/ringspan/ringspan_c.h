@@ -114,9 +114,9 @@ typedef struct ringspan_problem {
   int32_t head_dim_v;   /* 0: head_dim */
   int32_t dtype;        /* enum ringspan_dtype */
   int32_t ranks;        /* 0: 1 */
-  int32_t replicated_q; /* every rank passes the whole q and receives the whole o */
-  int32_t alibi;        /* alibi_slopes are given at execution */
-  int32_t sinks;        /* sinks are given at execution */
+  int32_t replicated_q; /* 1: every rank passes the whole q and receives the whole o */
+  int32_t alibi;        /* 1: alibi_slopes are given at execution */
+  int32_t sinks;        /* 1: sinks are given at execution */
   float scale;          /* 0: 1 / sqrt(head_dim) */
   float softcap;        /* 0: off */
   float dropout;
@@ -287,8 +287,8 @@ typedef struct ringspan_backward_tensors {
 typedef struct ringspan_execute_options {
   uint64_t struct_size;
   double deadline_seconds; /* of silence from a peer; 0: 30 */
-  int32_t trace;           /* record a time line */
-  /* Not 0: on a device a library's fused attention may compute, which may give other bits in every run, see docs/cuda.md. */
+  int32_t trace;           /* 1: record a time line */
+  /* 1: on a device a library's fused attention may compute, which may give other bits in every run, see docs/cuda.md. */
   int32_t nondeterministic;
   /* Where it runs: "cpu", "cuda" (the first), "cuda:1", or "cuda-emulated", for tests; NULL: "cpu". Tensors (but see
    * ringspan_options.host_tensors), slopes, sinks, their gradient and a given arena are memory of this device. */
@@ -327,7 +327,7 @@ int32_t ringspan_attention_wait(ringspan_attention* attention);
 int32_t ringspan_attention_set_seed(ringspan_attention* attention, uint64_t seed);
 /* deadline_seconds of ringspan_execute_options in the passes that follow; positive. */
 int32_t ringspan_attention_set_deadline(ringspan_attention* attention, double seconds);
-/* Of the latest pass; the caller sets stats->struct_size. Members that the library does not know become 0. */
+/* Of the latest pass that was not refused; the caller sets stats->struct_size. Members that the library does not know become 0. */
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats);
 /* The plan that it runs; a new handle. */
 int32_t ringspan_attention_plan(const ringspan_attention* attention, ringspan_plan** plan);

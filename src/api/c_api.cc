@@ -63,6 +63,11 @@ T or_default(T value, T otherwise) {
   return value == T{} ? otherwise : value;
 }
 
+bool flag(std::int32_t value, const char* name) {
+  if (value != 0 && value != 1) throw InvalidArgument(fmt::format("{} ({}) must be 0 or 1", name, value));
+  return value == 1;
+}
+
 ringspan::Problem problem_of(const ringspan_problem* pointer) {
   const ringspan_problem given = read(pointer, "problem");
   ringspan::Problem problem;
@@ -75,9 +80,9 @@ ringspan::Problem problem_of(const ringspan_problem* pointer) {
   problem.head_dim_v = or_default(given.head_dim_v, given.head_dim);
   problem.dtype = dtype_of(given.dtype);
   problem.ranks = or_default(given.ranks, 1);
-  problem.replicated_q = given.replicated_q != 0;
-  problem.alibi = given.alibi != 0;
-  problem.sinks = given.sinks != 0;
+  problem.replicated_q = flag(given.replicated_q, "replicated_q");
+  problem.alibi = flag(given.alibi, "alibi");
+  problem.sinks = flag(given.sinks, "sinks");
   problem.scale = given.scale;
   problem.softcap = given.softcap;
   problem.dropout = given.dropout;
@@ -103,8 +108,8 @@ ringspan::PlanOptions options_of(const ringspan_options* pointer) {
   options.memory_budget = given.memory_budget;
   options.computing_ranks = given.computing_ranks;
   options.threads = or_default(given.threads, 1);
-  options.backward = given.forward_only == 0;
-  options.keep_o_float32 = given.round_o == 0;
+  options.backward = !flag(given.forward_only, "forward_only");
+  options.keep_o_float32 = !flag(given.round_o, "round_o");
   options.cost.flops_per_second = or_default(given.flops_per_second, options.cost.flops_per_second);
   options.cost.bytes_per_second = or_default(given.bytes_per_second, options.cost.bytes_per_second);
   options.cost.message_nanoseconds = or_default(given.message_nanoseconds, options.cost.message_nanoseconds);
@@ -113,7 +118,7 @@ ringspan::PlanOptions options_of(const ringspan_options* pointer) {
   if (given.attend_backward_kernel != nullptr) options.attend_backward_kernel = given.attend_backward_kernel;
   options.attend_tile = {given.attend_tile_queries, given.attend_tile_keys};
   options.attend_backward_tile = {given.attend_backward_tile_queries, given.attend_backward_tile_keys};
-  options.host_tensors = given.host_tensors != 0;
+  options.host_tensors = flag(given.host_tensors, "host_tensors");
   if (given.device != nullptr) options.device = ringspan::parse_device_kind(given.device);
   if (given.partials != nullptr) options.partials = ringspan::parse_partials(given.partials);
   return options;
@@ -123,10 +128,10 @@ ringspan::ExecuteOptions execute_of(const ringspan_execute_options* pointer) {
   const ringspan_execute_options given = read_optional(pointer, "execute");
   ringspan::ExecuteOptions execute;
   if (given.deadline_seconds != 0) execute.deadline = ringspan::Communicator::Seconds(given.deadline_seconds);
-  execute.trace = given.trace != 0;
+  execute.trace = flag(given.trace, "trace");
   if (given.device != nullptr) execute.device = given.device;
   execute.stream = given.stream;
-  execute.deterministic = given.nondeterministic == 0;
+  execute.deterministic = !flag(given.nondeterministic, "nondeterministic");
   return execute;
 }
 

@@ -276,7 +276,6 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
   waiting_ = {};
   trace_.begin_pass(pass);
   pass_ = &passes_[static_cast<int>(pass)];
-  pass_->stats = {};
   std::exception_ptr own_error;
   try {
     bindings_ = bind_tensors();
@@ -287,6 +286,7 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
   }
   agree(pass, own_error);
   ++call_number_;  // on all ranks: either they all agreed, or none did
+  pass_->stats = {};
   try {
     run();
   } catch (...) {  // whatever it is: a communicator may be the caller's

@@ -96,6 +96,30 @@ TEST(CErrors, OfStructsOfOtherVersions) {
   EXPECT_EQ(plan, nullptr);
 }
 
+// Else a number that was never set, or that a later version gives a meaning, would pass for a yes.
+TEST(CErrors, OfFlags) {
+  ringspan_plan* plan = nullptr;
+  using Problem = ringspan_problem;
+  for (const auto& [name, member] :
+       {std::pair{"replicated_q", &Problem::replicated_q}, {"alibi", &Problem::alibi}, {"sinks", &Problem::sinks}}) {
+    ringspan_problem problem = make_problem();
+    problem.*member = 5;
+    expect_error(ringspan_plan_create(&problem, nullptr, 0, &plan), RINGSPAN_INVALID_ARGUMENT,
+                 std::string(name) + " (5) must be 0 or 1");
+  }
+  using Options = ringspan_options;
+  const ringspan_problem problem = make_problem();
+  for (const auto& [name, member] : {std::pair{"forward_only", &Options::forward_only},
+                                     {"round_o", &Options::round_o},
+                                     {"host_tensors", &Options::host_tensors}}) {
+    auto options = ringspan::make_struct<ringspan_options>();
+    options.*member = -1;
+    expect_error(ringspan_plan_create(&problem, &options, 0, &plan), RINGSPAN_INVALID_ARGUMENT,
+                 std::string(name) + " (-1) must be 0 or 1");
+  }
+  EXPECT_EQ(plan, nullptr);
+}
+
 TEST(CErrors, OfOptions) {
   const ringspan_problem problem = make_problem();
   ringspan_options options;
@@ -167,6 +191,12 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
   ringspan_execute_options execute = {sizeof execute, -1.0, 0, 0, nullptr, nullptr};
   expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
                "deadline (-1 s) must be positive");
+  execute = {sizeof execute, 0, 2, 0, nullptr, nullptr};
+  expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
+               "trace (2) must be 0 or 1");
+  execute = {sizeof execute, 0, 0, 2, nullptr, nullptr};
+  expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
+               "nondeterministic (2) must be 0 or 1");
   ASSERT_EQ(ringspan_attention_create_with_plan(plan, comm, nullptr, nullptr, 0, &attention), RINGSPAN_OK);
   ringspan_forward_tensors tensors;
   std::memset(&tensors, 0, sizeof tensors);

@@ -237,6 +237,23 @@ TEST(AttentionErrors, TensorsOfOneRank) {
   EXPECT_EQ(judge(test, whole, outputs), "");
 }
 
+TEST(AttentionErrors, ARefusedPassLeavesTheStats) {
+  const Case test = make_case(2);
+  run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
+    forward_and_backward(attention, tensors);
+    const PassStats before = attention.stats(Pass::backward);
+    BackwardTensors backward = tensors.backward();
+    backward.dq.data = nullptr;
+    expect_throw<InvalidArgument>([&] { attention.backward(backward); }, "dq.data is null");
+    const PassStats after = attention.stats(Pass::backward);
+    EXPECT_GT(before.seconds, 0);
+    EXPECT_EQ(after.seconds, before.seconds);
+    EXPECT_EQ(after.waiting_seconds, before.waiting_seconds);
+    EXPECT_EQ(after.sent_bytes, before.sent_bytes);
+    EXPECT_EQ(after.received_bytes, before.received_bytes);
+  });
+}
+
 // One rank is at forward, the other at backward.
 TEST(AttentionErrors, DifferentPasses) {
   const Case test = make_case(2);

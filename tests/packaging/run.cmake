@@ -22,6 +22,10 @@ must(${CMAKE_COMMAND} --install ${BUILD_DIR} --prefix ${WORK_DIR}/installed)
 set(prefix ${WORK_DIR}/moved)
 file(RENAME ${WORK_DIR}/installed ${prefix})
 
+if(NOT EXISTS ${prefix}/share/doc/ringspan/LICENSE)
+  message(FATAL_ERROR "the licence is not installed in share/doc/ringspan")
+endif()
+
 file(GLOB_RECURSE texts ${prefix}/*.cmake ${prefix}/*.h)
 foreach(text ${texts})
   file(STRINGS ${text} leaked REGEX "${SOURCE_DIR}/|${WORK_DIR}")
