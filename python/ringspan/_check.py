@@ -5,6 +5,8 @@ import operator
 
 from .errors import InvalidArgument
 
+INT32, INT64 = 2**31 - 1, 2**63 - 1  # the greatest integers of the core
+
 
 def flag(value, name, hint=""):
     """True or False. Anything else is a mistake, such as causal="top_left", which is true of itself."""
@@ -15,8 +17,8 @@ def flag(value, name, hint=""):
     raise InvalidArgument(f"{name} ({value!r}) must be True or False{hint}")
 
 
-def integer(value, name, least=None):
-    """An integer; 1e6 is one, True is not."""
+def _whole(value, name, least=None):
+    """An integer of any size; 1e6 is one, True is not."""
     if isinstance(value, bool):
         whole = None
     elif isinstance(value, int):  # first: what torch.compile traces is one
@@ -33,15 +35,28 @@ def integer(value, name, least=None):
     return whole
 
 
-def integers(values, name):
-    """A list of integers, of anything that can be gone through; of None none."""
+def integer(value, name, least=None, most=INT64):
+    """An integer in [least, most], which the core holds."""
+    whole, lowest = _whole(value, name, least), -most - 1 if least is None else least
+    if not lowest <= whole <= most:
+        raise InvalidArgument(f"{name} ({whole}) must be in [{lowest}, {most}]")
+    return whole
+
+
+def integers(values, name, least=None, most=INT64):
+    """A list of integers in [least, most], of anything that can be gone through; of None none."""
     if values is None:
         return []
     try:
         values = list(values)
     except TypeError:
         raise InvalidArgument(f"{name} ({values!r}) must be a list of integers") from None
-    return [integer(value, f"{name}[{i}]") for i, value in enumerate(values)]
+    return [integer(value, f"{name}[{i}]", least, most) for i, value in enumerate(values)]
+
+
+def offsets(values, name):
+    """cu_seqlens: the core's are of 32 bits."""
+    return integers(values, name, 0, INT32)
 
 
 def number(value, name):
@@ -60,7 +75,7 @@ def positive(value, name):
 
 def seed(value, name):
     """Of dropout: 64 bits."""
-    value = integer(value, name)
+    value = _whole(value, name)
     if not 0 <= value < 2**64:
         raise InvalidArgument(f"{name} ({value}) must be in [0, 2^64)")
     return value

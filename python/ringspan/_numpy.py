@@ -78,7 +78,7 @@ class _Call:
         if self.k.shape[3] != self.q.shape[3]:
             raise InvalidArgument(f"k.head_dim ({self.k.shape[3]}) must equal q.head_dim ({self.q.shape[3]})")
         batch, tokens_q, heads, head_dim = self.q.shape
-        ranks = 1 if ranks is None else _check.integer(ranks, "ranks", 1)
+        ranks = 1 if ranks is None else _check.integer(ranks, "ranks", 1, _check.INT32)
         if isinstance(sharding, Sharding):
             if (sharding.tokens, sharding.ranks) != (tokens_q, ranks):
                 raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens_q} over {ranks}")
@@ -88,7 +88,7 @@ class _Call:
             batch=batch, tokens_q=tokens_q, tokens_k=self.k.shape[1], heads=heads, kv_heads=self.k.shape[2], head_dim=head_dim,
             head_dim_v=self.v.shape[3], dtype=_DTYPES[self.q.dtype.name],
             pattern=pattern_of(pattern, causal, window, cu_seqlens is not None),
-            cu_seqlens_q=_check.integers(cu_seqlens, "cu_seqlens"), cu_seqlens_k=_check.integers(cu_seqlens_k, "cu_seqlens_k"),
+            cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
             scale=scale, softcap=softcap, alibi=self.alibi is not None, sinks=self.sinks is not None, dropout=dropout_p,
             seed=_check.seed(seed, "seed"),
             ranks=ranks, sharding=canonical(sharding) if ranks > 1 else "contiguous",

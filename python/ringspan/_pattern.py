@@ -14,7 +14,7 @@ def window_pair(window):
     """(left, right), -1: no bound; None: no window."""
     if window is None:
         return None
-    expected = "must be a pair (left, right) of integers >= -1; -1 means no bound on that side"
+    expected = "must be a pair (left, right) of integers >= -1 and < 2^63; -1 means no bound on that side"
     try:
         left, right = window
     except (TypeError, ValueError):

@@ -7,7 +7,7 @@ from . import _check, _core
 from ._core import PlanOptions, Problem
 from ._pattern import pattern_of
 from ._sharding import Sharding, canonical
-from ._threads import num_threads
+from ._threads import checked_threads, num_threads
 from .errors import InvalidArgument
 
 LIBRARIES = ("cudnn", "flash_attn", "flash_attn_3")  # kernels that are not our own
@@ -28,20 +28,30 @@ copyreg.pickle(Problem, _reduced)
 copyreg.pickle(PlanOptions, _reduced)
 
 
+def _tile(tile, name):
+    """(queries, keys); None: (0, 0)."""
+    sizes = _check.integers((0, 0) if tile is None else tile, name, 0, _check.INT32)
+    if len(sizes) != 2:
+        raise InvalidArgument(f"{name} ({tile!r}) must be a pair (queries, keys)")
+    return tuple(sizes)
+
+
 def make_problem(
     *, batch, tokens_q, tokens_k, heads, kv_heads, head_dim, head_dim_v, dtype, pattern, cu_seqlens_q=(), cu_seqlens_k=(),
     lengths_q=(), lengths_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
     sharding="contiguous", sharding_k=None,
 ):  # fmt: skip
-    """A Problem; its pattern and lists are checked values."""
+    """A Problem; its pattern is a checked value."""
     problem = Problem()
-    sizes = dict(batch=batch, tokens_q=tokens_q, tokens_k=tokens_k, heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v)
-    for name, value in dict(sizes, ranks=ranks).items():
-        setattr(problem, name, _check.integer(value, name))
+    problem.batch = _check.integer(batch, "batch", 1)
+    problem.tokens_q, problem.tokens_k = _check.integer(tokens_q, "tokens", 0), _check.integer(tokens_k, "tokens_k", 0)
+    sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v, ranks=ranks)
+    for name, value in sizes.items():
+        setattr(problem, name, _check.integer(value, name, 1, _check.INT32))
     problem.dtype = str(dtype).removeprefix("torch.")
     problem.pattern = pattern
-    problem.cu_seqlens_q, problem.cu_seqlens_k = list(cu_seqlens_q), list(cu_seqlens_k)
-    problem.lengths_q, problem.lengths_k = list(lengths_q), list(lengths_k)
+    problem.cu_seqlens_q, problem.cu_seqlens_k = _check.offsets(cu_seqlens_q, "cu_seqlens"), _check.offsets(cu_seqlens_k, "cu_seqlens_k")
+    problem.lengths_q, problem.lengths_k = _check.integers(lengths_q, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
     if scale is not None:
         problem.scale = _check.number(scale, "scale")
         if problem.scale == 0:  # in float32, where 0 is the default
@@ -63,16 +73,15 @@ def make_options(
     """Of a device by the name that attention() knows; its plan needs the kind only. Streamed tensors keep o as it is, on the host."""
     options = PlanOptions()
     options.strategy = _check.text(strategy, "strategy")
-    options.backward = backward
+    options.backward = _check.flag(backward, "backward")
     options.memory_budget = _check.integer(memory_budget, "memory_budget", 0)
     options.bucket_rows = _check.integer(bucket_rows, "bucket_rows", 0)
-    options.threads = _check.integer(threads, "threads", 1)
+    options.threads = checked_threads(threads)
     options.attend_kernel = options.attend_backward_kernel = _check.text(kernel, "kernel")
-    options.attend_tile = tile or (0, 0)
-    options.attend_backward_tile = backward_tile or (0, 0)
-    options.device = "cuda" if device.startswith("cuda") else device
-    options.host_tensors = host_tensors
-    options.partials = partials
+    options.attend_tile, options.attend_backward_tile = _tile(tile, "tile"), _tile(backward_tile, "backward_tile")
+    options.device = "cuda" if _check.text(device, "device").startswith("cuda") else device
+    options.host_tensors = _check.flag(host_tensors, "host_tensors")
+    options.partials = _check.text(partials, "partials")
     options.keep_o_float32 = (not host_tensors and kernel not in LIBRARIES) if keep_o_float32 is None else keep_o_float32
     return options
 
@@ -88,7 +97,8 @@ def _bytes(value):
 class Plan:
     """The plan of one rank. Prints itself; in a notebook it draws who attends whom, where the problem is small.
 
-    It never changes, so that copies are the plan itself. A pickled one is planned anew where it is loaded, with what is tuned there."""
+    It never changes, so that copies are the plan itself, and plans with the same content are equal. A pickled one is planned anew where
+    it is loaded, with what is tuned there."""
 
     def __init__(self, core, options):
         self._core = core
@@ -99,6 +109,12 @@ class Plan:
 
     def __deepcopy__(self, _):
         return self
+
+    def __eq__(self, other):
+        return self._core == other._core if isinstance(other, Plan) else NotImplemented
+
+    def __hash__(self):
+        return hash((self.fingerprint, self.rank))
 
     def __reduce__(self):
         return _planned, (self._core.problem, self._options, self.rank)
@@ -214,13 +230,13 @@ def plan(
     device="cuda" books the memory of a GPU; none is needed.
     tile and backward_tile are (queries, keys) of the kernels' tiles (None: as `ringspan tune` measured, else the kernels' own).
     """
-    tokens, ranks = _check.integer(tokens, "tokens", 0), _check.integer(ranks, "ranks", 1)
-    rank = _check.integer(rank, "rank", 0)
+    tokens, ranks = _check.integer(tokens, "tokens", 0), _check.integer(ranks, "ranks", 1, _check.INT32)
+    rank = _check.integer(rank, "rank", 0, _check.INT32)
     if isinstance(sharding, Sharding):
         if (sharding.tokens, sharding.ranks) != (tokens, ranks):
             raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens} over {ranks}")
         sharding = sharding.kind
-    lengths, lengths_k = _check.integers(lengths, "lengths"), _check.integers(lengths_k, "lengths_k")
+    lengths, lengths_k = _check.integers(lengths, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
     tokens_k = tokens if tokens_k is None else tokens_k
     if lengths and not lengths_k and tokens_k != tokens:
         raise InvalidArgument(f"lengths are given, but lengths_k are not, and there are {tokens} tokens and {tokens_k} of keys; give both")
@@ -234,8 +250,8 @@ def plan(
         head_dim_v=head_dim if head_dim_v is None else head_dim_v,
         dtype=dtype,
         pattern=pattern_of(pattern, causal, window, cu_seqlens is not None),
-        cu_seqlens_q=_check.integers(cu_seqlens, "cu_seqlens"),
-        cu_seqlens_k=_check.integers(cu_seqlens_k, "cu_seqlens_k"),
+        cu_seqlens_q=cu_seqlens,
+        cu_seqlens_k=cu_seqlens_k,
         lengths_q=lengths,
         lengths_k=lengths_k or lengths,
         scale=scale,

@@ -1,10 +1,11 @@
 """Which rank holds which tokens."""
 
 import functools
+import reprlib
 
 import numpy as np
 
-from . import _core
+from . import _check, _core
 from .errors import InvalidArgument
 
 KINDS = ("contiguous", "zigzag", "striped", "block_striped:SIZE", "explicit:FIRST-LAST[:STRIDE],...;...")
@@ -36,18 +37,16 @@ class Sharding:
 
     def __init__(self, kind: str = "zigzag", *, tokens: int, ranks: int):
         self.kind = canonical(kind)
-        self.tokens = int(tokens)
-        self.ranks = int(ranks)
-        if self.tokens < 0:
-            raise InvalidArgument(f"tokens ({tokens}) must not be negative")
-        if self.ranks < 1:
-            raise InvalidArgument(f"ranks ({ranks}) must be at least 1")
+        self.tokens = _check.integer(tokens, "tokens", 0)
+        self.ranks = _check.integer(ranks, "ranks", 1, _check.INT32)
         _core.shard_pieces(self.kind, self.tokens, self.ranks, 0)  # lists are disjoint and covering
 
     @classmethod
     def of_documents(cls, kind: str, cu_seqlens, *, ranks: int):
         """Each document dealt by itself, as ring-flash-attn does for packed sequences: a rank holds its part of every document."""
-        offsets = [int(x) for x in cu_seqlens]
+        offsets, ranks = _check.offsets(cu_seqlens, "cu_seqlens"), _check.integer(ranks, "ranks", 1, _check.INT32)
+        if offsets[:1] != [0] or any(end < begin for begin, end in zip(offsets, offsets[1:])):
+            raise InvalidArgument(f"cu_seqlens ({reprlib.repr(offsets)}) must begin with 0 and not descend")
         lists = [[] for _ in range(ranks)]
         for begin, end in zip(offsets, offsets[1:]):
             for rank in range(ranks):

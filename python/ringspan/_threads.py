@@ -2,17 +2,19 @@
 
 import os
 
-from .errors import InvalidArgument
+from . import _check, _core
 
 _threads = None
+
+
+def checked_threads(n):
+    return _check.integer(n, "threads", 1, _core.MAX_THREADS)
 
 
 def set_num_threads(n: int | None) -> None:
     """Sets the number of threads of each rank's kernels; None: the default again (OMP_NUM_THREADS, else the cores)."""
     global _threads
-    if n is not None and (not isinstance(n, int) or n < 1):
-        raise InvalidArgument(f"the number of threads ({n!r}) must be a positive integer, or None")
-    _threads = n
+    _threads = None if n is None else checked_threads(n)
 
 
 def num_threads() -> int:

@@ -27,6 +27,12 @@ Plan with_seed(const Plan& plan, std::uint64_t seed) {
   return Plan(std::move(data));
 }
 
+// Also in what was not taken, and in where sizes come from, which the options of a plan do not tell any more.
+bool same(const Plan& a, const Plan& b) {
+  return &a.data() == &b.data() ||
+         (a.rank() == b.rank() && a.problem() == b.problem() && a.options() == b.options() && a.to_json() == b.to_json());
+}
+
 std::vector<std::tuple<std::string, std::int64_t, bool>> memory_of(const Plan& plan, bool backward) {
   std::vector<std::tuple<std::string, std::int64_t, bool>> result;
   for (const MemoryLine& line : plan.memory(parse_pass(backward)))
@@ -129,12 +135,14 @@ void bind_plan(nb::module_& module) {
           "flops", [](const Plan& p, bool backward) { return p.flops(parse_pass(backward)); }, "backward"_a = false)
       .def("to_json", &Plan::to_json)
       .def("with_seed", &with_seed, "seed"_a)
+      .def("__eq__", &same, nb::is_operator())
       .def("__str__", &Plan::to_string);
   module.def("make_plan", &make_tuned_plan, "problem"_a, "options"_a, "rank"_a = 0, "tuned"_a = true,
              nb::call_guard<nb::gil_scoped_release>(), "tuned: whether sizes that `ringspan tune` found for CPUs count.");
   module.def("draw_svg", &draw_svg, "problem"_a, "options"_a, nb::call_guard<nb::gil_scoped_release>());
   module.def("draw_text", &draw_text, "problem"_a, "options"_a, nb::call_guard<nb::gil_scoped_release>());
   module.attr("MAX_DRAWN_TOKENS") = kMaxDrawnTokens;
+  module.attr("MAX_THREADS") = PlanOptions::kMaxThreads;
 }
 
 }  // namespace ringspan::python

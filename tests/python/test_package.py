@@ -104,6 +104,16 @@ def test_a_plan_is_copied_and_pickled(options):
     assert copy.copy(plan) is plan and copy.deepcopy([plan])[0] is plan
     again = pickle.loads(pickle.dumps(plan))
     assert again.to_json() == plan.to_json() and str(again) == str(plan)
+    assert again == plan and hash(again) == hash(plan)
+
+
+def test_plans_are_equal_where_their_content_is():
+    plan = ringspan.plan(64, ranks=2, causal=True, threads=1)
+    same = ringspan.plan(64, ranks=2, causal=True, threads=1)
+    assert plan == same and len({plan, same}) == 1
+    for change in (dict(rank=1), dict(threads=2), dict(kernel="reference"), dict(strategy=plan.strategy), dict(scale=0.5)):
+        assert plan != ringspan.plan(64, **{**dict(ranks=2, causal=True, threads=1), **change}), change
+    assert plan != plan.to_json()
 
 
 def test_a_plan_names_the_source_of_its_sizes(monkeypatch, tmp_path):
@@ -261,8 +271,11 @@ def test_threads_are_set():
     try:
         ringspan.set_num_threads(3)
         assert ringspan.num_threads() == 3
-        with pytest.raises(ringspan.InvalidArgument):
+        with pytest.raises(ringspan.InvalidArgument, match=r"threads \(0\) must be an integer of at least 1"):
             ringspan.set_num_threads(0)
+        with pytest.raises(ringspan.InvalidArgument, match=r"threads \(5000\) must be in \[1, 4096\]"):
+            ringspan.set_num_threads(5000)
+        assert ringspan.num_threads() == 3
     finally:
         ringspan.set_num_threads(None)
     assert ringspan.num_threads() == before

@@ -151,6 +151,6 @@ def attend_parts(q, k, v, parts, **arguments):
         if part.pattern is None:
             outputs.append(attend(*items, lengths=[0] * part.count, lengths_k=[0] * part.count, layout="bshd", **arguments))
             continue
-        documents = None if part.cu_seqlens is None else torch.tensor(part.cu_seqlens, dtype=torch.int32, device="cpu")
+        documents = None if part.cu_seqlens is None else torch.tensor(part.cu_seqlens, dtype=torch.int64, device="cpu")
         outputs.append(attend(*items, pattern=part.pattern or None, cu_seqlens=documents, layout="bshd", **arguments))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

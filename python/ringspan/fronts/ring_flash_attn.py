@@ -69,7 +69,7 @@ def _varlen_functions(name, kind):
             arguments = dict(window=window_of(window_size), return_lse=probabilities(return_attn_probs, dropout_p))
         offsets = tuple(offset * ranks for offset in local)
         result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, alibi_slopes=alibi_slopes,
-                        cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device="cpu"), group=group,
+                        cu_seqlens=torch.tensor(offsets, dtype=torch.int64, device="cpu"), group=group,
                         sharding=_document_sharding(kind, offsets, ranks), strategy="ring", layout="thd", **arguments)  # fmt: skip
         return finish(result, return_attn_probs)
 
@@ -184,7 +184,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
 def _packed(q, k, v, offsets, group, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs):
     """Packed tokens in equal chunks, with the offsets of all of them."""
     result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                    alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int32, device="cpu"), group=group, sharding="contiguous",
+                    alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int64, device="cpu"), group=group, sharding="contiguous",
                     layout="thd", return_lse=probabilities(return_attn_probs, dropout_p))  # fmt: skip
     return finish(result, return_attn_probs)
 

@@ -237,14 +237,14 @@ class Front:
                 )
         if mask.parts is not None:
             return mask.parts, sharding
-        offsets = None if documents is None else torch.tensor(documents, dtype=torch.int32, device="cpu")
+        offsets = None if documents is None else torch.tensor(documents, dtype=torch.int64, device="cpu")
         return dict(causal=mask.structure.causal, window=mask.structure.window, cu_seqlens=offsets), sharding
 
 
 def _documents(cu_q, cu_k, q, k):
     if q.shape[0] != 1:
         raise InvalidArgument(f"cu_seq_lens_q with a batch of {q.shape[0]}: packed sequences are one row")
-    return dict(cu_seqlens=cu_q.to(torch.int32), cu_seqlens_k=None if cu_k is None else cu_k.to(torch.int32))
+    return dict(cu_seqlens=cu_q.to(torch.int64), cu_seqlens_k=None if cu_k is None else cu_k.to(torch.int64))
 
 
 def _check_unknown(unknown):

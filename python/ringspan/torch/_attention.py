@@ -328,8 +328,7 @@ def _prepare(
     if group is None and ranks is None:
         _check_alone(strategy, sharding, q.shape[1])
     if ranks is not None:
-        if isinstance(ranks, bool) or not isinstance(ranks, int) or ranks < 1:
-            raise InvalidArgument(f"ranks ({ranks!r}) must be a positive integer")
+        ranks = _check.integer(ranks, "ranks", 1, _check.INT32)
         if host_tensors and ranks > 1:
             raise Unsupported(f"ranks ({ranks}) are simulated on tensors in the memory of the device; with host_tensors there is one rank")
         if sharding_tokens >= 0 and (sharding_tokens, sharding_ranks) != (q.shape[1], ranks):

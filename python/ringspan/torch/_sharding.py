@@ -6,6 +6,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
+from .. import _check
 from .._sharding import Sharding as _Sharding
 from ..errors import InvalidArgument
 from . import _collectives, _transport
@@ -88,7 +89,7 @@ class Sharding(_Sharding):
             if group is None:
                 raise InvalidArgument("shard() needs rank, or the group in which this process has one")
             rank = dist.get_rank(_transport.group_of(group))
-        self._check_dim(tensor, dim, self.tokens)
+        dim = self._checked_dim(tensor, dim, self.tokens)
         return tensor.index_select(dim, self.positions(rank).to(tensor.device))
 
     @_outside_graphs
@@ -99,7 +100,7 @@ class Sharding(_Sharding):
             if group is not None or len(tensor) != self.ranks:
                 raise InvalidArgument(f"a list of {len(tensor)} parts needs no group and must have {self.ranks} of them")
             for rank, part in enumerate(tensor):
-                self._check_dim(part, dim, self.rows(rank))
+                dim = self._checked_dim(part, dim, self.rows(rank))
             order = torch.cat([self.positions(rank) for rank in range(self.ranks)])
             whole = torch.cat(list(tensor), dim)
             return whole.index_select(dim, torch.argsort(order).to(whole.device))
@@ -108,8 +109,8 @@ class Sharding(_Sharding):
         group = _transport.group_of(group)
         if dist.get_world_size(group) != self.ranks:
             raise InvalidArgument(f"the group has {dist.get_world_size(group)} ranks, but the sharding {self.ranks}")
-        self._check_dim(tensor, dim, self.rows(dist.get_rank(group)))
-        return _Unshard.apply(tensor, self, group, dim % tensor.dim())
+        dim = self._checked_dim(tensor, dim, self.rows(dist.get_rank(group)))
+        return _Unshard.apply(tensor, self, group, dim)
 
     @_outside_graphs
     def next_labels(
@@ -117,7 +118,7 @@ class Sharding(_Sharding):
     ) -> torch.Tensor:
         """The labels of the rank's tokens for predicting the next one, from the whole sequence: each token's successor, also
         where another rank holds it; the last token (of each document) has none."""
-        self._check_dim(tokens, dim, self.tokens)
+        dim = self._checked_dim(tokens, dim, self.tokens)
         labels = torch.full_like(tokens, ignore_index)
         if self.tokens > 1:
             labels.narrow(dim, 0, self.tokens - 1).copy_(tokens.narrow(dim, 1, self.tokens - 1))
@@ -148,6 +149,11 @@ class Sharding(_Sharding):
         total = _SumOverRanks.apply(losses.sum(dtype=torch.float32), group)
         return total / count.clamp(min=1.0).to(total.dtype)
 
-    def _check_dim(self, tensor, dim, expected):
+    def _checked_dim(self, tensor, dim, expected):
+        """The dimension counted from the first; the tensor has `expected` tokens in it."""
+        dim, dims = _check.integer(dim, "dim"), tensor.dim()
+        if not -dims <= dim < dims:
+            raise InvalidArgument(f"dim ({dim}) must be in [{-dims}, {dims}), for the tensor has {dims} dimensions")
         if tensor.shape[dim] != expected:
             raise InvalidArgument(f"the tensor has {tensor.shape[dim]} tokens in dimension {dim}; expected {expected}")
+        return dim % dims
