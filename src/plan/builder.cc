@@ -275,6 +275,13 @@ Program ProgramBuilder::finish() {
     return stage.before.empty() && stage.copies.empty() && stage.rounds.empty() && stage.compute.empty();
   });
   std::erase_if(program_.regions, [](const Region& region) { return region.bytes == 0; });
+  // A plan is kept for long, and often one per rank.
+  program_.views.shrink_to_fit();
+  program_.row_items.shrink_to_fit();
+  program_.attend_items.shrink_to_fit();
+  program_.bundles.shrink_to_fit();
+  program_.stages.shrink_to_fit();
+  program_.regions.shrink_to_fit();
   return std::move(program_);
 }
 

@@ -4,6 +4,7 @@
 #include "pattern/lower.h"
 #include "plan/choose.h"
 #include "plan/plan_data.h"
+#include "plan/route.h"
 #include "ringspan/plan.h"
 
 namespace ringspan {
@@ -89,6 +90,56 @@ TEST(Effort, FollowsTheBlocksAtHand) {
   options.strategy = Strategy::ring;
   const Plan plan = make_plan(p, options, 31);
   EXPECT_LE(plan.data().forward.visited_slices, 4 * static_cast<std::int64_t>(plan.data().forward.attend_items.size()));
+}
+
+std::int64_t evaluated_routes(const Problem& p) {
+  std::vector<Shard> shards;
+  for (int rank = 0; rank < p.ranks; ++rank) shards.push_back(make_shard(p.sharding_q, p.tokens_q, p.ranks, rank));
+  return internal::RingRoutes(Lowering(p), shards, shards).evaluated();
+}
+
+// The routes of a ring look at the readers that an owner has, and at one from afar that reads all.
+TEST(Effort, RoutesFollowTheReaders) {
+  for (const int ranks : {64, 1024}) {
+    for (const char* pattern : {"full", "causal", "window:4095,0", "window:100,100"}) {
+      EXPECT_LE(evaluated_routes(long_net(std::int64_t{4096} * ranks, ranks, pattern)), 6 * ranks) << pattern;
+    }
+  }
+  Problem p = long_net(100, 1024, "causal");  // most ranks hold nothing
+  EXPECT_LE(evaluated_routes(p), 6 * 100);
+  p = long_net(kMillion, 256, "full");
+  p.sharding_q = p.sharding_k = Sharding::parse("striped");
+  EXPECT_LE(evaluated_routes(p), 4 * 256);
+}
+
+// What a group of ranks gathers is put together once, however many of them hold nothing.
+TEST(Effort, GatheringJoinsShardsOnce) {
+  Problem p = long_net(100, 4096, "causal");
+  PlanOptions options;
+  options.strategy = Strategy::local;
+  for (options.computing_ranks = 1; options.computing_ranks < p.ranks; options.computing_ranks *= 4) {
+    for (const int rank : {0, 1, 99, 2048, 4095}) {
+      EXPECT_LE(make_plan(p, options, rank).data().forward.joined_shards, 4 * p.ranks) << options.computing_ranks;
+    }
+  }
+}
+
+// A plan keeps what it says, and no room beside it.
+TEST(Effort, PlansKeepNoRoom) {
+  PlanOptions options;
+  for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::all_gather}) {
+    options.strategy = strategy;
+    const Plan plan = make_plan(long_net(11'000, 110, "full"), options, 3);
+    for (const internal::Program* program : {&plan.data().forward, &plan.data().backward}) {
+      const std::size_t used = program->views.size() * sizeof(internal::View) +
+                               program->row_items.size() * sizeof(internal::RowItem) +
+                               program->attend_items.size() * sizeof(internal::AttendItem);
+      EXPECT_GT(internal::bytes_of(*program), static_cast<std::int64_t>(used));
+      EXPECT_EQ(program->views.capacity(), program->views.size());
+      EXPECT_EQ(program->row_items.capacity(), program->row_items.size());
+      EXPECT_EQ(program->attend_items.capacity(), program->attend_items.size());
+    }
+  }
 }
 
 // A rank that reads every 256th row of a chunk gets them in one message.

@@ -6,6 +6,7 @@
 //   stage 2  post results (lane 0 of queries, lane 1 of keys)
 //   stage 3  take them in; finish
 #include <algorithm>
+#include <array>
 #include <utility>
 
 #include "base/check.h"
@@ -26,8 +27,9 @@ class Gather {
     std::vector<Entry> entries;
   };
 
-  Rows rows_of(const Progression& owners, bool queries) const;
-  std::vector<Box> reads(int reader, int owner, bool queries, bool count_excess = false) const;
+  Rows rows_of(const Progression& owners, bool queries);
+  const Rows& rows_at(int reader, bool queries);
+  std::vector<Box> reads(int reader, int owner, bool queries, bool count_excess = false);
   void send_inputs();
   void receive_inputs();
   void compute();
@@ -60,6 +62,12 @@ class Gather {
     RegionId region;
   };
   std::vector<Packed> packed_;
+  // Of the reader that was asked for last.
+  struct RowsAt {
+    int reader = -1;
+    Rows rows;
+  };
+  std::array<RowsAt, 2> rows_at_;  // keys, queries
 };
 
 std::vector<Assignment> assignments_of(const Setting& setting) {
@@ -95,7 +103,7 @@ Gather::Gather(PassBuilder& pass)
 }
 
 // The rows of several owners, neighbours joined.
-Rows Gather::rows_of(const Progression& owners, bool queries) const {
+Rows Gather::rows_of(const Progression& owners, bool queries) {
   const Problem& problem = pass_.problem();
   Rows rows;
   if (owners.count == ranks_) {
@@ -103,6 +111,7 @@ Rows Gather::rows_of(const Progression& owners, bool queries) const {
     if (tokens > 0) rows.pieces.push_back({0, 1, tokens});
     return rows;
   }
+  builder_.program().joined_shards += owners.count;
   const auto& shards = queries ? pass_.setting().shards_q : pass_.setting().shards_k;
   for (std::int64_t i = 0; i < owners.count; ++i) {
     const auto& pieces = shards[static_cast<std::size_t>(owners.at(i))].pieces;
@@ -122,14 +131,25 @@ Rows Gather::rows_of(const Progression& owners, bool queries) const {
   return rows;
 }
 
+// What `reader` computes with.
+const Rows& Gather::rows_at(int reader, bool queries) {
+  RowsAt& at = rows_at_[queries ? 1 : 0];
+  if (at.reader != reader) {
+    const Assignment& assignment = assignments_[static_cast<std::size_t>(reader)];
+    at = {reader, rows_of(queries ? assignment.query_owners : assignment.key_owners, queries)};
+  }
+  return at.rows;
+}
+
 // The rows of `owner` that `reader` needs for its assignment.
-std::vector<Box> Gather::reads(int reader, int owner, bool queries, bool count_excess) const {
+std::vector<Box> Gather::reads(int reader, int owner, bool queries, bool count_excess) {
   const Assignment& assignment = assignments_[static_cast<std::size_t>(reader)];
   if (!assignment.computes() || !(queries ? assignment.query_owners : assignment.key_owners).contains(owner)) return {};
   const Shard& shard = (queries ? pass_.setting().shards_q : pass_.setting().shards_k)[static_cast<std::size_t>(owner)];
+  if (shard.pieces.empty()) return {};
   const Rows mine{shard.pieces};
-  Reads found = queries ? queries_reading(pass_.lowering(), mine, assignment.heads, rows_of(assignment.key_owners, false))
-                        : keys_read(pass_.lowering(), rows_of(assignment.query_owners, true), assignment.heads, mine);
+  Reads found = queries ? queries_reading(pass_.lowering(), mine, assignment.heads, rows_at(reader, false))
+                        : keys_read(pass_.lowering(), rows_at(reader, true), assignment.heads, mine);
   builder_.program().visited_slices += found.visited_slices;
   if (count_excess) builder_.program().excess_rows += found.excess_rows;
   return std::move(found.boxes);

@@ -26,6 +26,26 @@ std::string_view to_string(LaunchKind kind) {
   return kNames[static_cast<std::size_t>(kind)];
 }
 
+namespace {
+
+template <typename T>
+std::int64_t bytes_of(const std::vector<T>& values) {
+  return static_cast<std::int64_t>(values.capacity() * sizeof(T));
+}
+
+}  // namespace
+
+std::int64_t bytes_of(const Program& program) {
+  std::int64_t bytes = bytes_of(program.views) + bytes_of(program.row_items) + bytes_of(program.attend_items) +
+                       bytes_of(program.bundles) + bytes_of(program.stages) + bytes_of(program.regions);
+  for (const Bundle& bundle : program.bundles) bytes += bytes_of(bundle.boxes) + bytes_of(bundle.parts);
+  for (const Stage& stage : program.stages) {
+    bytes += bytes_of(stage.before) + bytes_of(stage.copies) + bytes_of(stage.compute) + bytes_of(stage.rounds);
+    for (const Round& round : stage.rounds) bytes += bytes_of(round.transfers);
+  }
+  return bytes;
+}
+
 void add_host_bytes(const Program& program, const Launch& launch, Plan::HostBytes* bytes) {
   for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
     const RowItem& item = program.row_items[static_cast<std::size_t>(index)];

@@ -214,7 +214,11 @@ struct Program {
   Int128 pairs = 0;
   std::int64_t excess_rows = 0;
   std::int64_t visited_slices = 0;  // by the lowering, while this program was planned (ring routes not counted)
+  std::int64_t joined_shards = 0;   // into the rows that a rank gathers, while this program was planned
 };
+
+// What it keeps in memory.
+std::int64_t bytes_of(const Program& program);
 
 // Of a launch of Stage::copies.
 void add_host_bytes(const Program& program, const Launch& launch, Plan::HostBytes* bytes);

@@ -84,6 +84,13 @@ TEST(PlanText, NamesTheSourceOfEverySize) {
   EXPECT_THAT(text(), HasSubstr("  kernels   attend_f32_reference, without tiles\n"));
 }
 
+TEST(PlanText, OneRankHasNoOthers) {
+  Problem p = problem();
+  p.ranks = 1;
+  EXPECT_THAT(make_plan(p, {}, 0).to_string(),
+              HasSubstr("  strategy  local:1: the only rank computes all, and nothing travels\n"));
+}
+
 TEST(PlanText, NamesTheRejected) {
   const std::string text = make_plan(problem(), {}, 0).to_string();
   EXPECT_THAT(text, HasSubstr("  rejected  local:1: slower by the cost model"));

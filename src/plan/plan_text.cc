@@ -36,7 +36,8 @@ void append_strategy(std::string& out, const PlanData& data, const std::string& 
   std::string name(row.name);
   if (data.options.strategy == Strategy::local) name += fmt::format(":{}", data.options.computing_ranks);
   if (data.options.bucket_rows > 0) name += fmt::format(", buckets of {} rows", data.options.bucket_rows);
-  fmt::format_to(to, "  strategy  {}: {}\n", name, row.summary);
+  fmt::format_to(to, "  strategy  {}: {}\n", name,
+                 data.problem.ranks == 1 ? "the only rank computes all, and nothing travels" : row.summary);
   if (data.options.host_tensors) out += "            tensors lie on the host and stream through the device\n";
   const CostModel& cost = data.options.cost;
   fmt::format_to(to, "            {}: {}/s, {}/s received, {} per message\n", times, flops_text(cost.flops_per_second),

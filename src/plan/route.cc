@@ -13,26 +13,110 @@ namespace {
 
 const std::vector<Box> kNothing;
 
+// Shards of queries that lie one after the other in the order of the ranks: which ranks have some of a range.
+class InOrder {
+ public:
+  explicit InOrder(std::span<const Shard> shards) {
+    std::int64_t end = 0;
+    for (const Shard& shard : shards) {
+      for (const Progression& piece : shard.pieces) {
+        if (piece.first < end) return;
+        end = piece.end();
+      }
+      begins_.push_back(shard.pieces.empty() ? end : shard.pieces.front().first);
+      ends_.push_back(end);
+    }
+    holds_ = true;
+  }
+
+  bool holds() const { return holds_; }
+  int first_after(std::int64_t begin) const {
+    return static_cast<int>(std::upper_bound(ends_.begin(), ends_.end(), begin) - ends_.begin());
+  }
+  int last_before(std::int64_t end) const {
+    return static_cast<int>(std::lower_bound(begins_.begin(), begins_.end(), end) - begins_.begin()) - 1;
+  }
+
+ private:
+  bool holds_ = false;
+  std::vector<std::int64_t> begins_, ends_;  // by rank; of none, where the shard before ends
+};
+
 // What the readers of one owner's rows read, evaluated when asked for.
 class Readers {
  public:
-  Readers(const Lowering& lowering, std::span<const Shard> shards_q, const Shard& owned, int owner)
-      : lowering_(lowering), shards_q_(shards_q), keys_{owned.pieces}, owner_(owner), list_of_(shards_q.size(), -1) {
+  Readers(const Lowering& lowering, std::span<const Shard> shards_q, const InOrder& order, const Shard& owned, int owner)
+      : lowering_(lowering), shards_q_(shards_q), keys_{owned.pieces}, owner_(owner), list_of_(shards_q.size() / kPage + 1) {
     for (const Progression& piece : keys_.pieces) rows_ += piece.count * lowering.problem().batch * lowering.problem().kv_heads;
+    find_near(order);
   }
 
   const std::vector<Box>& at(int distance) {
-    std::int32_t& list = list_of_[static_cast<std::size_t>(distance)];
+    std::vector<std::int32_t>& page = list_of_[static_cast<std::size_t>(distance) / kPage];
+    if (page.empty()) page.assign(kPage, -1);
+    std::int32_t& list = page[static_cast<std::size_t>(distance) % kPage];
     if (list < 0) {
       const std::size_t reader = (static_cast<std::size_t>(owner_) + static_cast<std::size_t>(distance)) % shards_q_.size();
       list = keep(keys_read(lowering_, {shards_q_[reader].pieces}, {0, lowering_.problem().heads}, keys_).boxes);
+      ++evaluated_;
     }
     return lists_[static_cast<std::size_t>(list)];
   }
+  const std::vector<Box>& at(int direction, int hop) { return at(direction == 0 ? hop : ranks() - hop); }
+  // The farthest of at most `hop` hops at which anything may be read; 0: none.
+  int farthest(int direction, int hop) const {
+    if (hop < 1) return 0;
+    if (direction == 0) {
+      const auto after = std::partition_point(near_.begin(), near_.end(), [&](const Near& near) { return near.first <= hop; });
+      return after == near_.begin() ? 0 : std::min(hop, std::prev(after)->last);
+    }
+    const int least = ranks() - hop;
+    const auto from = std::partition_point(near_.begin(), near_.end(), [&](const Near& near) { return near.last < least; });
+    return from == near_.end() ? 0 : ranks() - std::max(least, from->first);
+  }
   const std::vector<Progression>& pieces() const { return keys_.pieces; }
   std::int64_t rows() const { return rows_; }
+  std::int64_t evaluated() const { return evaluated_; }
 
  private:
+  static constexpr std::size_t kPage = 512;
+
+  // Distances upwards, first to last.
+  struct Near {
+    int first = 0;
+    int last = 0;
+  };
+
+  int ranks() const { return static_cast<int>(shards_q_.size()); }
+
+  // One lowering of all queries against the owner's keys tells which readers may read any.
+  void find_near(const InOrder& order) {
+    if (keys_.empty() || ranks() < 2) return;
+    if (!order.holds()) {
+      near_.push_back({1, ranks() - 1});
+      return;
+    }
+    std::vector<Near> found;
+    const auto add = [&](int first, int last) {
+      if (first <= last && (found.empty() || first < found.back().first || last > found.back().last)) {
+        found.push_back({first, last});
+      }
+    };
+    const Problem& problem = lowering_.problem();
+    for (const Hull& keys : hulls(keys_.pieces)) {
+      lowering_.for_each_slice({0, problem.tokens_q, keys.begin, keys.end, 0, problem.heads}, [&](const Slice& slice) {
+        const int first = order.first_after(slice.q.first), last = order.last_before(slice.q.end());
+        add(std::max(first, owner_ + 1) - owner_, last - owner_);
+        add(first - owner_ + ranks(), std::min(last, owner_ - 1) - owner_ + ranks());
+      });
+    }
+    std::sort(found.begin(), found.end(), [](const Near& a, const Near& b) { return a.first < b.first; });
+    for (const Near& near : found) {
+      if (near_.empty() || near.first > near_.back().last + 1) near_.push_back(near);
+      near_.back().last = std::max(near_.back().last, near.last);
+    }
+  }
+
   // Neighbours often read the same: there are far fewer lists than readers.
   std::int32_t keep(std::vector<Box> boxes) {
     const std::size_t recent = lists_.size() < 2 ? 0 : lists_.size() - 2;
@@ -48,8 +132,10 @@ class Readers {
   Rows keys_;
   int owner_;
   std::int64_t rows_ = 0;
-  std::vector<std::int32_t> list_of_;   // by distance upwards; -1: not evaluated
-  std::deque<std::vector<Box>> lists_;  // references to them stay valid
+  std::vector<Near> near_;                          // disjoint, in order
+  std::vector<std::vector<std::int32_t>> list_of_;  // by distance, page by page, once one of it is asked for; -1: not evaluated
+  std::deque<std::vector<Box>> lists_;              // references to them stay valid
+  std::int64_t evaluated_ = 0;
 };
 
 // The union of what readers read, piece by piece of the owner's shard.
@@ -79,13 +165,13 @@ class Union {
 };
 
 // Legs from the last reader back to the owner: a hop carries what the readers from there on read.
-std::vector<Leg> legs_to(Readers& readers, int ranks, int direction, int hops) {
+std::vector<Leg> legs_to(Readers& readers, int direction, int hops) {
   std::vector<Leg> legs;
   Union carried(readers.pieces());
   std::int64_t rows = 0;
   const std::vector<Box>* added = &kNothing;  // neighbours often read the same
-  for (int hop = hops; hop >= 1 && rows < readers.rows(); --hop) {
-    const std::vector<Box>& reads = readers.at(direction == 0 ? hop : ranks - hop);
+  for (int hop = hops; rows < readers.rows() && (hop = readers.farthest(direction, hop)) > 0; --hop) {
+    const std::vector<Box>& reads = readers.at(direction, hop);
     if (reads.empty() || reads == *added || (!legs.empty() && reads == legs.back().boxes)) continue;
     carried.add(reads);
     added = &reads;
@@ -110,10 +196,10 @@ std::int64_t rows_moved(std::span<const Leg> legs) {
 }
 
 // A bound of rows_moved(legs_to(...)) from below, without their unions: what a reader reads travels all the way to it.
-std::int64_t least_rows_moved(Readers& readers, int ranks, int direction, int hops) {
+std::int64_t least_rows_moved(Readers& readers, int direction, int hops) {
   std::int64_t rows = 0;
-  for (int hop = 1; hop <= hops; ++hop) {
-    rows = std::max(rows, row_count(readers.at(direction == 0 ? hop : ranks - hop)) * hop);
+  for (int hop = hops; (hop = readers.farthest(direction, hop)) > 0 && readers.rows() * hop > rows; --hop) {
+    rows = std::max(rows, row_count(readers.at(direction, hop)) * hop);
   }
   return rows;
 }
@@ -131,9 +217,11 @@ bool Route::serves(int direction, int hop) const { return hop <= (direction == 0
 
 RingRoutes::RingRoutes(const Lowering& lowering, std::span<const Shard> shards_q, std::span<const Shard> shards_k) {
   const int ranks = lowering.problem().ranks;
+  const InOrder order(shards_q);
   std::vector<Readers> readers;
+  readers.reserve(shards_k.size());
   for (int owner = 0; owner < ranks; ++owner)
-    readers.emplace_back(lowering, shards_q, shards_k[static_cast<std::size_t>(owner)], owner);
+    readers.emplace_back(lowering, shards_q, order, shards_k[static_cast<std::size_t>(owner)], owner);
   // Of three ways - all readers upwards, all downwards, each by the nearer side - the one that moves the fewest rows; among
   // equals the first. One for all owners: were they to differ, some ranks would be visited from both sides in one stage, and
   // from none in another. The last way is looked at first, since it often rules out the others at a glance.
@@ -141,7 +229,7 @@ RingRoutes::RingRoutes(const Lowering& lowering, std::span<const Shard> shards_q
   for (const int up : {ranks / 2, 0, ranks - 1}) {
     const std::array<int, kDirections> hops{up, ranks - 1 - up};
     std::int64_t rows = 0;
-    for (Readers& of : readers) rows += least_rows_moved(of, ranks, 0, hops[0]) + least_rows_moved(of, ranks, 1, hops[1]);
+    for (Readers& of : readers) rows += least_rows_moved(of, 0, hops[0]) + least_rows_moved(of, 1, hops[1]);
     if (rows > best_rows) continue;
     rows = 0;
     std::vector<Route> routes(readers.size());
@@ -151,7 +239,7 @@ RingRoutes::RingRoutes(const Lowering& lowering, std::span<const Shard> shards_q
       route.down_ = hops[1];
       for (int direction = 0; direction < kDirections; ++direction) {
         const auto d = static_cast<std::size_t>(direction);
-        route.legs_[d] = legs_to(readers[owner], ranks, direction, hops[d]);
+        route.legs_[d] = legs_to(readers[owner], direction, hops[d]);
         rows += rows_moved(route.legs_[d]);
       }
     }
@@ -159,6 +247,7 @@ RingRoutes::RingRoutes(const Lowering& lowering, std::span<const Shard> shards_q
     best_rows = rows;
     routes_ = std::move(routes);
   }
+  for (const Readers& of : readers) evaluated_ += of.evaluated();
 }
 
 std::vector<std::vector<Box>> cut(std::span<const Box> boxes, std::int64_t rows) {

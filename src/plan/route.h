@@ -35,15 +35,19 @@ class Route {
   std::array<std::vector<Leg>, kDirections> legs_;
 };
 
-// Cost: per owner one evaluation of what is read for each reader, fewer where all of a chunk is read from afar.
+// Cost: per owner one lowering for the queries of all ranks, where these lie in the order of the ranks, and one evaluation of
+// what is read for each reader that this shows; fewer where all of a chunk is read from afar.
 class RingRoutes {
  public:
   // Key-side rows of all ranks, to the ranks whose queries read them.
   RingRoutes(const Lowering& lowering, std::span<const Shard> shards_q, std::span<const Shard> shards_k);
   const Route& of(int owner) const { return routes_[static_cast<std::size_t>(owner)]; }
+  // For how many pairs of owner and reader it was evaluated what is read.
+  std::int64_t evaluated() const { return evaluated_; }
 
  private:
   std::vector<Route> routes_;
+  std::int64_t evaluated_ = 0;
 };
 
 // Cuts rows into consecutive parts of at most `rows` (batch, position, head) rows, at positions; a position of one box stays
