@@ -13,6 +13,7 @@ namespace ringspan {
 namespace {
 
 constexpr std::size_t kFirstSlots = 64;
+constexpr int kFirstPeers = 64;          // whose messages have their place from the start; more are made as they come
 constexpr std::uint32_t kSlotBits = 24;  // of a request; the rest is the slot's generation
 // How long block() may sleep: a waiting rank shows a sign of life at least this often.
 constexpr std::chrono::milliseconds kTick{20};
@@ -34,7 +35,7 @@ Transport::Transport(int rank, int size)
     slots_.emplace_back();
     free_slots_.push_back(static_cast<std::uint32_t>(kFirstSlots - 1 - i));
   }
-  const std::size_t operations = kFirstSlots + 4 * static_cast<std::size_t>(size);
+  const std::size_t operations = kFirstSlots + 4 * static_cast<std::size_t>(std::min(size, kFirstPeers));
   for (std::size_t i = 0; i < operations; ++i) {
     Operation& operation = operations_.emplace_back();
     operation.next_in_batch = free_operations_;

@@ -195,6 +195,8 @@ class Usage(Errors):
         self.fails(["plan", "--tokens", 8, "--pattern", "dilated:4x1@torchscale", "--sinks"], UNSUPPORTED,
                    "no strategy supports this combination: ", "torchscale")  # fmt: skip
         self.fails(["plan", "--tokens", 100000, "--ranks", 2, "--memory", "1MiB"], MEMORY, "the smallest possible is", "takes most of it")
+        self.fails(["bench", "--tokens", 40000, "--ranks", 40000, "--strategy", "exchange", "--heads", 1, "--head-dim", 8], MEMORY,
+                   "the plans of 40000 ranks take about", "in one process, this machine has")  # fmt: skip
 
     def test_selftest_and_bench(self):
         self.fails(["selftest", "--ranks", 1], ARGUMENTS, "--ranks (1) must be in [2, 64]")

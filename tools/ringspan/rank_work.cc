@@ -1,9 +1,15 @@
 #include "rank_work.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <memory>
 #include <span>
 
+#include "base/quantity.h"
+#include "machine.h"
+#include "plan/plan_data.h"
+#include "ringspan/error.h"
 #include "ringspan/transports.h"
 
 namespace ringspan::cli {
@@ -200,11 +206,39 @@ void run_rank(const Plan& plan, const Inputs& inputs, Layout layout, const World
 
 }  // namespace
 
+std::int64_t plan_bytes(const Plan& plan) {
+  return internal::bytes_of(plan.data().forward) + internal::bytes_of(plan.data().backward);
+}
+
+namespace {
+
+constexpr int kManyRanks = 64;  // of fewer, plans are small beside the rest
+
+// A plan grows with the ranks that it has to do with: by the smallest of three, before all are made.
+void check_memory(const Plan& first, const PlanOptions& options) {
+  const Problem& problem = first.problem();
+  if (problem.ranks <= kManyRanks) return;
+  std::int64_t least = plan_bytes(first);
+  for (const int rank : {problem.ranks / 2, problem.ranks - 1}) {
+    throw_if_interrupted();
+    least = std::min(least, plan_bytes(make_plan(problem, options, rank)));
+  }
+  const Machine machine = read_machine();
+  const std::int64_t memory = machine.memory_limit.value_or(machine.memory);
+  if (memory <= 0 || least <= memory / problem.ranks) return;
+  throw OutOfBudget(fmt::format("the plans of {} ranks take about {} in one process, this machine has {}; use fewer ranks",
+                                problem.ranks, internal::bytes_text(static_cast<double>(least) * problem.ranks),
+                                internal::bytes_text(static_cast<double>(memory))));
+}
+
+}  // namespace
+
 std::vector<Plan> plan_all(const Problem& problem, const PlanOptions& options) {
   std::vector<Plan> plans;
   for (int rank = 0; rank < problem.ranks; ++rank) {
     throw_if_interrupted();
     plans.push_back(make_plan(problem, options, rank));
+    if (rank == 0) check_memory(plans.front(), options);
   }
   return plans;
 }

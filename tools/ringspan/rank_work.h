@@ -76,7 +76,9 @@ class RankWork {
 };
 
 // The plans of all ranks. An interrupt ends it between two of them: planning many ranks takes long.
+// Throws OutOfBudget where the plans alone take more than the memory of the machine.
 std::vector<Plan> plan_all(const Problem& problem, const PlanOptions& options);
+std::int64_t plan_bytes(const Plan& plan);  // what a plan itself keeps in memory
 
 // Runs every rank, with its plan, as a thread or a forked process and returns what they measured, by rank, with the bytes that
 // rank r sent to s at [r * ranks + s] of `sent`. Results go to `target` (may be null).

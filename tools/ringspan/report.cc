@@ -92,8 +92,13 @@ std::string memory_text(const RunReport& report) {
   const auto bytes = static_cast<double>(most);
   if (report.plan.problem().ranks == 1) return line("memory", bytes_text(bytes));
   const auto one = static_cast<double>(report.one_rank_bytes);
-  return line("memory", fmt::format("{} on the rank that needs most, {} of the {} that one rank alone would need",
-                                    bytes_text(bytes), percent_text(one > 0 ? bytes / one : 0), bytes_text(one)));
+  std::string text = line("memory", fmt::format("{} on the rank that needs most, {} of the {} that one rank alone would need",
+                                                bytes_text(bytes), percent_text(one > 0 ? bytes / one : 0), bytes_text(one)));
+  std::int64_t plans = 0;
+  for (const Plan& plan : report.plans) plans += plan_bytes(plan);
+  if (plans > most)
+    text += line("plans", fmt::format("{} of all ranks, in one process", bytes_text(static_cast<double>(plans))));
+  return text;
 }
 
 std::string traffic_table(const RunReport& report) {
