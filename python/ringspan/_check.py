@@ -63,7 +63,10 @@ def number(value, name):
     """A float; a NumPy scalar is one, a bool is not."""
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         raise InvalidArgument(f"{name} ({value!r}) must be a number")
-    return float(value)
+    try:
+        return float(value)
+    except OverflowError:  # an integer of hundreds of digits
+        raise InvalidArgument(f"{name} must be a number below 1.8e308") from None
 
 
 def positive(value, name):

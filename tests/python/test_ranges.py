@@ -53,6 +53,8 @@ def test_sizes_of_plans_of_32_bits(name):
         (dict(backward_tile=(16,)), r"backward_tile \(\(16,\)\) must be a pair \(queries, keys\)"),
         (dict(tokens=2**31, ranks=8, causal=True, cu_seqlens=[0, 2**30, 2**31]), r"cu_seqlens\[2\] \(2147483648\) must be in \[0, 2147483647\]"),
         (dict(cu_seqlens=[0, -1, 10]), r"cu_seqlens\[1\] \(-1\) must be an integer of at least 0"),
+        (dict(scale=10**400), r"scale must be a number below 1\.8e308"),
+        (dict(scale=1e300), r"scale \(inf\) must be finite"),
         (dict(backward="no"), r"backward \('no'\) must be True or False"),
     ],
 )
