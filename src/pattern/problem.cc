@@ -23,8 +23,9 @@ void validate_shapes(const Problem& p) {
   for (const auto& [name, tokens] : {std::pair{"tokens_q", p.tokens_q}, std::pair{"tokens_k", p.tokens_k}}) {
     require(tokens >= 0 && tokens <= internal::kMaxTokens, "{} ({}) must be in [0, {}]", name, tokens, internal::kMaxTokens);
   }
-  require(p.heads >= 1, "heads ({}) must be at least 1", p.heads);
-  require(p.kv_heads >= 1, "kv_heads ({}) must be at least 1", p.kv_heads);
+  for (const auto& [name, heads] : {std::pair{"heads", p.heads}, std::pair{"kv_heads", p.kv_heads}}) {
+    require(heads >= 1 && heads <= internal::kMaxHeads, "{} ({}) must be in [1, {}]", name, heads, internal::kMaxHeads);
+  }
   require(p.heads % p.kv_heads == 0, "heads ({}) must be a multiple of kv_heads ({})", p.heads, p.kv_heads);
   for (const auto& [name, dim] : {std::pair{"head_dim", p.head_dim}, std::pair{"head_dim_v", p.head_dim_v}}) {
     require(dim >= 1 && dim <= 256, "{} ({}) must be in [1, 256]", name, dim);

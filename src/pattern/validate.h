@@ -13,6 +13,7 @@ namespace ringspan::internal {
 inline constexpr std::int64_t kMaxTokens = std::int64_t{1} << 40;
 inline constexpr std::int64_t kMaxOffset = std::int64_t{1} << 48;
 inline constexpr std::size_t kMaxBranches = 255;
+inline constexpr int kMaxHeads = 1 << 30;  // counts of heads and steps through them are 32-bit
 inline constexpr int kMaxRanks = 1 << 20;  // planning one knows the shards of all
 
 // Throws InvalidArgument naming the field, its value and what was expected.

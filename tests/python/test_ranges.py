@@ -46,6 +46,7 @@ def test_sizes_of_plans_of_32_bits(name):
         (dict(tokens=2**63), r"tokens \(9223372036854775808\) must be in \[0, 9223372036854775807\]"),
         (dict(tokens_k=2**63), r"tokens_k \(9223372036854775808\) must be in \[0, 9223372036854775807\]"),
         (dict(batch=2**63), r"batch \(9223372036854775808\) must be in \[1, 9223372036854775807\]"),
+        (dict(heads=2**31 - 1), r"heads \(2147483647\) must be in \[1, 1073741824\]"),
         (dict(rank=2**31), r"rank \(2147483648\) must be in \[0, 2147483647\]"),
         (dict(threads=2**31), r"threads \(2147483648\) must be in \[1, 4096\]"),
         (dict(lengths=[2**63]), r"lengths\[0\] \(9223372036854775808\) must be in \[0, 9223372036854775807\]"),
