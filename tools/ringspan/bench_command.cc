@@ -239,7 +239,10 @@ int run(BenchOptions& options) {
   }();
   PlanOptions resolved = plan.options();
   resolved.memory_budget = 0;
-  const RandomInputs random(problem);
+  const RandomInputs random = [&] {
+    const EndAtSignal interruptible;  // nor does drawing
+    return RandomInputs(problem);
+  }();
   Inputs inputs = random.inputs();
   if (options.forward_only) inputs.gradient = {};
   BenchResult result;
