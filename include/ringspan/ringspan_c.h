@@ -327,7 +327,8 @@ int32_t ringspan_attention_wait(ringspan_attention* attention);
 int32_t ringspan_attention_set_seed(ringspan_attention* attention, uint64_t seed);
 /* deadline_seconds of ringspan_execute_options in the passes that follow; positive. */
 int32_t ringspan_attention_set_deadline(ringspan_attention* attention, double seconds);
-/* Of the latest pass that was not refused; the caller sets stats->struct_size. Members that the library does not know become 0. */
+/* Of the latest pass that was not refused; the caller sets stats->struct_size. Members that the library does not know become 0.
+ */
 int32_t ringspan_attention_stats(const ringspan_attention* attention, int32_t pass, ringspan_pass_stats* stats);
 /* The plan that it runs; a new handle. */
 int32_t ringspan_attention_plan(const ringspan_attention* attention, ringspan_plan** plan);
