@@ -20,6 +20,13 @@ def together(group):
     return _group.together(group)
 
 
+def meet(group, what):
+    """Before a collective of the process group: raises on all ranks unless all are about to do `what`."""
+    from ..torch import _group
+
+    _group.meet(group, what)
+
+
 def refuse(argument, value, alternative):
     """Raises: the argument is understood, but not done here."""
     raise Unsupported(f"{argument} ({value}) is not supported; {alternative}")

@@ -15,7 +15,7 @@ import functools
 import torch
 
 from ..errors import InvalidArgument
-from ._call import attend, check_offsets, probabilities, together, unpack, window_of, world_group
+from ._call import attend, check_offsets, meet, probabilities, together, unpack, window_of, world_group
 from .flash_attn import finish
 
 
@@ -132,33 +132,17 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal, rank, world_size):
     return torch.tensor(queries, **like), torch.tensor(keys, **like), *longest, slice(bounds[0], end if causal else bounds[-1])
 
 
-def _gathered_offsets(cu_seqlens_q, local_k_slice, problem, group):
-    """cu_seqlens of all tokens: every rank knows where sequences begin among its own, and whether its first one began before. A
-    `problem` of any rank is raised on all."""
+def _gathered_offsets(cu_seqlens_q, local_k_slice, group):
+    """cu_seqlens of all tokens: every rank knows where sequences begin among its own, and whether its first one began before."""
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    length, mine = 0, []
-    if problem is None:
-        *begins, length = (int(x) for x in cu_seqlens_q.tolist())
-        mine = [rank * length + offset for offset in begins[1:]]
-        mine += [rank * length] if local_k_slice.start == rank * length else []
+    *begins, length = (int(x) for x in cu_seqlens_q.tolist())
+    mine = [rank * length + offset for offset in begins[1:]]
+    mine += [rank * length] if local_k_slice.start == rank * length else []
     everyone = [None] * ranks
-    torch.distributed.all_gather_object(everyone, (length, mine, problem), group=group)
-    for other, (_, _, told) in enumerate(everyone):
-        if told is not None:
-            raise InvalidArgument(told if other == rank else f"rank {other}: {told}")
-    if len({length for length, _, _ in everyone}) > 1:
-        raise InvalidArgument(f"ranks hold {[length for length, _, _ in everyone]} tokens; llama3_flash_attn needs equal chunks")
-    return tuple(sorted({0, ranks * length}.union(*(begins for _, begins, _ in everyone))))
-
-
-def _llama3_problem(q, k, cu_seqlens_q, max_seqlen_q, heads_k_stride):
-    try:
-        if heads_k_stride < 1 or k.shape[1] % heads_k_stride:
-            raise InvalidArgument(f"heads_k_stride ({heads_k_stride}) must divide the number of kv heads ({k.shape[1]})")
-        check_offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q, "max_seqlen_q")
-    except Exception as error:  # whatever it is: the others wait for it
-        return str(error)
-    return None
+    torch.distributed.all_gather_object(everyone, (length, mine), group=group)
+    if len({length for length, _ in everyone}) > 1:
+        raise InvalidArgument(f"ranks hold {[length for length, _ in everyone]} tokens; llama3_flash_attn needs equal chunks")
+    return tuple(sorted({0, ranks * length}.union(*(begins for _, begins in everyone))))
 
 
 def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
@@ -167,11 +151,17 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     """cu_seqlens_q ... local_k_slice are what llama3_flash_attn_prepare_cu_seqlens returned for this rank. heads_k_stride, how many kv
     heads the original gathers at a time, is checked; Ringspan's plan decides about memory."""
     group = world_group(group, "llama3_flash_attn_varlen_func")
-    problem = _llama3_problem(q, k, cu_seqlens_q, max_seqlen_q, heads_k_stride)
-    offsets = _gathered_offsets(cu_seqlens_q, local_k_slice, problem, group)
+    with together(group):
+        if not isinstance(heads_k_stride, int) or heads_k_stride < 1 or k.shape[1] % heads_k_stride:
+            raise InvalidArgument(f"heads_k_stride ({heads_k_stride}) must divide the number of kv heads ({k.shape[1]})")
+        if not isinstance(local_k_slice, slice):
+            raise InvalidArgument(f"local_k_slice ({local_k_slice!r}) must be a slice")
+        check_offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q, "max_seqlen_q")
+        given = (cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), local_k_slice)
+    meet(group, "llama3_flash_attn_varlen_func")
+    offsets = _gathered_offsets(cu_seqlens_q, local_k_slice, group)
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     expected = llama3_flash_attn_prepare_cu_seqlens(torch.tensor(offsets, device="cpu"), causal, rank, ranks)
-    given = (cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), local_k_slice)
     with together(group):
         if given != (expected[0].tolist(), expected[1].tolist(), expected[4]):
             raise InvalidArgument(
@@ -183,16 +173,21 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
 
 def _packed(q, k, v, offsets, group, dropout_p, softmax_scale, causal, window_size, alibi_slopes, return_attn_probs):
     """Packed tokens in equal chunks, with the offsets of all of them."""
-    result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, window=window_of(window_size),
-                    alibi_slopes=alibi_slopes, cu_seqlens=torch.tensor(offsets, dtype=torch.int64, device="cpu"), group=group, sharding="contiguous",
-                    layout="thd", return_lse=probabilities(return_attn_probs, dropout_p))  # fmt: skip
+    with together(group):
+        arguments = dict(window=window_of(window_size), return_lse=probabilities(return_attn_probs, dropout_p))
+    result = attend(q, k, v, dropout_p=dropout_p, scale=softmax_scale, causal=causal, alibi_slopes=alibi_slopes,
+                    cu_seqlens=torch.tensor(offsets, dtype=torch.int64, device="cpu"), group=group, sharding="contiguous", layout="thd",
+                    **arguments)  # fmt: skip
     return finish(result, return_attn_probs)
 
 
 def llama3_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
                                            dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                            deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return llama3_flash_attn_varlen_func(q, *unpack(kv, "kv", 2, 1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    group = world_group(group, "llama3_flash_attn_varlen_kvpacked_func")
+    with together(group):
+        k, v = unpack(kv, "kv", 2, 1)
+    return llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                                          heads_k_stride, local_k_slice, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                                          deterministic, return_attn_probs, group)  # fmt: skip
 
@@ -200,7 +195,10 @@ def llama3_flash_attn_varlen_kvpacked_func(q, kv, cu_seqlens_q, cu_seqlens_k, ma
 def llama3_flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, heads_k_stride, local_k_slice,
                                             dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1), alibi_slopes=None,
                                             deterministic=False, return_attn_probs=False, group=None):  # fmt: skip
-    return llama3_flash_attn_varlen_func(*unpack(qkv, "qkv", 3, 1), cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
+    group = world_group(group, "llama3_flash_attn_varlen_qkvpacked_func")
+    with together(group):
+        q, k, v = unpack(qkv, "qkv", 3, 1)
+    return llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
                                          heads_k_stride, local_k_slice, dropout_p, softmax_scale, causal, window_size, alibi_slopes,
                                          deterministic, return_attn_probs, group)  # fmt: skip
 

@@ -19,7 +19,7 @@ import torch
 import torch.distributed as dist
 
 from ..errors import InvalidArgument, Unsupported
-from ..torch._collectives import all_reduce
+from ..torch._group import meet
 from . import _hf_masks
 from ._call import attend, check_offsets, refuse, together
 from ._hf_masks import Mask, Sequence, Structure
@@ -143,14 +143,11 @@ class Front:
         return None
 
     def _shard_mask(self, batch, tokens_q, structure, attention_mask, problem):
-        """Collective: the ranks learn the number of all tokens, and whether one of them has a problem."""
-        told = torch.tensor([tokens_q, problem is not None, attention_mask is not None], device="cpu")
-        all_reduce(told, self.group)
-        self._tokens, problems, masks = told.tolist()
-        if problems:
-            raise Unsupported(problem or "another rank cannot make its mask, and says why")
-        if masks not in (0, dist.get_world_size(self.group)):
-            raise InvalidArgument(f"{masks} of {dist.get_world_size(self.group)} ranks have an attention_mask; give it to all of them or none")
+        """Collective: the ranks learn the number of all tokens; a `problem` of one is raised on all."""
+        with together(self.group):
+            if problem is not None:
+                raise Unsupported(problem)
+        self._tokens = sum(meet(self.group, f"a mask {'without' if attention_mask is None else 'with'} attention_mask", tokens_q))
         parts, documents = None, self.documents
         if attention_mask is not None:
             keep = self.sharding().unshard(attention_mask.to(torch.uint8), group=self.group).to(torch.bool)

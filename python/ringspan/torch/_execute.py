@@ -25,6 +25,7 @@ from ._call import Call, hashed, text_hash
 _KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
 _SHOWN = 200  # bytes of a text in a message
+_CALL = "the call"  # where it is none of attention
 _TEXT_ROUND = 2**31  # of the user rounds, which the self test counts from 0
 _ODD = 0x9E3779B97F4A7C15  # spreads the numbers of calls over 64 bits
 _CAPTURED_FIRST = (
@@ -196,6 +197,13 @@ class _Group:
             raise
         return self._calls
 
+    def meet(self, what, tokens, deadline):
+        """The tokens of every rank, once all are at the same call besides attention."""
+        with self.transport.lock:
+            self.transport.deadline = deadline
+            field = hashed(_CALL, what)
+            return [record[3] for record in self._greet(field[1], tokens, 0, False, 0, deadline, None, [field])]
+
     def _join_nccl(self, place, deadline):
         """Collective, before the first session on a device: from then on messages go from device to device where NCCL can."""
         library = _device.nccl_library(place)
@@ -239,10 +247,16 @@ class _Group:
             self.core.agree([] if failed else [(field, value, text is not None) for field, value, text in fields], name, text, deadline)
         except CommError as told:
             raise CommError(self._with_texts(str(told), fields, deadline)) from None
-        raise CommError(f"rank {self.core.rank}/{self.core.size}: ranks disagree on the arguments of attention")
+        raise CommError(f"{self._prefix()}: ranks disagree on the arguments of attention")
+
+    def _prefix(self):
+        return f"rank {self.core.rank}/{self.core.size}"
 
     def _with_texts(self, message, fields, deadline):
         """The message about a field that differs, which all ranks have, with the two ranks' texts in place of hashes."""
+        if "fields to agree on" in message:
+            own = next((text for name, _, text in fields if name == _CALL), "attention")
+            return f"{self._prefix()}: ranks make different calls on this group; this one {own}"
         found = re.fullmatch(r"(.*: ranks disagree on (.*): )0x\w+ on rank (\d+), 0x\w+ on rank (\d+)", message)
         own = found and next((text for name, _, text in fields if name == found[2]), None)
         if own is None:
@@ -250,7 +264,7 @@ class _Group:
         ranks = int(found[3]), int(found[4])
         buffers = {rank: torch.zeros(_SHOWN, dtype=torch.uint8, device="cpu") for rank in {*ranks, self.core.rank}}
         shown = own if len(own) < _SHOWN else own[: _SHOWN - 4] + " ..."
-        shown = torch.frombuffer(bytearray(shown.encode("ascii", "replace")), dtype=torch.uint8)
+        shown = torch.tensor(list(shown.encode("ascii", "replace")), dtype=torch.uint8, device="cpu")
         buffers[self.core.rank][: shown.numel()] = shown
         others = [rank for rank in range(self.core.size) if rank != self.core.rank]
         messages = [(False, rank, buffers[rank].data_ptr(), _SHOWN) for rank in ranks if rank != self.core.rank]

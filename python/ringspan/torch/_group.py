@@ -40,6 +40,13 @@ def refuse(name, error):
     _execute.group_named(name).refuse(error, _deadline)
 
 
+@torch.compiler.disable
+def meet(group, what, tokens=0):
+    """Before a collective of the process group, which has neither our deadline nor our errors: raises on all ranks unless all are about
+    to do `what`. Returns the tokens of every rank."""
+    return _execute.group_named(name_of(group)).meet(what, tokens, _deadline)
+
+
 @contextlib.contextmanager
 def together(group):
     """An error of one rank inside is raised on all, instead of leaving the others waiting. Nothing collective may be inside."""

@@ -9,7 +9,7 @@ import torch.distributed as dist
 from .. import _check
 from .._sharding import Sharding as _Sharding
 from ..errors import InvalidArgument
-from . import _collectives, _transport
+from . import _collectives, _group, _transport
 
 _Method = TypeVar("_Method", bound=Callable)
 
@@ -17,6 +17,12 @@ _Method = TypeVar("_Method", bound=Callable)
 def _outside_graphs(method: _Method) -> _Method:
     """torch.compile cannot trace it (NumPy's arrays of the C++ core, collectives): its graph ends before and goes on after."""
     return torch.compiler.disable(method)
+
+
+def _described(tensor, tokens=None):
+    """Its dtype and shape, of which ranks may differ in the dimension of their tokens."""
+    sizes = ["tokens" if d == tokens else str(size) for d, size in enumerate(tensor.shape)]
+    return f"{str(tensor.dtype).removeprefix('torch.')} ({', '.join(sizes)})"
 
 
 class _Unshard(torch.autograd.Function):
@@ -43,6 +49,7 @@ class _Unshard(torch.autograd.Function):
     def backward(ctx, grad):
         grad = grad.contiguous().clone()
         group = _transport.group_named(ctx.group)
+        _group.meet(group, f"the backward of unshard of {_described(grad)}")
         _collectives.all_reduce(grad, group)
         return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(group)).to(grad.device)), None, None, None
 
@@ -107,9 +114,11 @@ class Sharding(_Sharding):
         if group is None:
             raise InvalidArgument("unshard() needs the group, or the list of all ranks' parts")
         group = _transport.group_of(group)
-        if dist.get_world_size(group) != self.ranks:
-            raise InvalidArgument(f"the group has {dist.get_world_size(group)} ranks, but the sharding {self.ranks}")
-        dim = self._checked_dim(tensor, dim, self.rows(dist.get_rank(group)))
+        with _group.together(group):
+            if dist.get_world_size(group) != self.ranks:
+                raise InvalidArgument(f"the group has {dist.get_world_size(group)} ranks, but the sharding {self.ranks}")
+            dim = self._checked_dim(tensor, dim, self.rows(dist.get_rank(group)))
+        _group.meet(group, f"unshard of {_described(tensor, dim)} by {self!r}")
         return _Unshard.apply(tensor, self, group, dim)
 
     @_outside_graphs
@@ -136,9 +145,11 @@ class Sharding(_Sharding):
         Backward gives each rank the gradient of the mean with respect to its own losses; gradients of weights are then to be
         *summed* over the ranks (DDP and FSDP average: multiply the loss by the number of ranks)."""
         group = _transport.group_of(group)
-        if labels is not None:
-            if labels.shape != losses.shape:
+        with _group.together(group):
+            if labels is not None and labels.shape != losses.shape:
                 raise InvalidArgument(f"labels have shape {tuple(labels.shape)}, the losses {tuple(losses.shape)}")
+        _group.meet(group, "mean_loss")
+        if labels is not None:
             valid = labels != ignore_index
             losses = losses.where(valid, torch.zeros_like(losses))
             count = valid.sum(dtype=torch.float64)

@@ -209,6 +209,12 @@ def wrong_on_one(rank, p):
         lambda: rfa.ring_flash_attn_varlen_qkvpacked_func(cut(packed), offsets, 4),
         lambda: rfa.llama3_flash_attn_varlen_func(
             x[0], x[0], x[0], *prepared[:4], None if odd else 1, prepared[4]),
+        lambda: rfa.llama3_flash_attn_varlen_func(x[0], x[0], x[0], *prepared[:4], 1, prepared[4], window_size=window),
+        lambda: rfa.llama3_flash_attn_varlen_func(x[0], x[0], x[0], *prepared[:4], 1, None if odd else prepared[4]),
+        lambda: rfa.llama3_flash_attn_varlen_func(
+            x[0], x[0], x[0], *prepared[:4], 1, prepared[4], dropout_p=0.5 if odd else 0.0, return_attn_probs=True),
+        lambda: rfa.llama3_flash_attn_varlen_kvpacked_func(x[0], cut(packed[:, 1:]), *prepared[:4], 1, prepared[4]),
+        lambda: rfa.llama3_flash_attn_varlen_qkvpacked_func(cut(packed), *prepared[:4], 1, prepared[4]),
         lambda: flash_attn.flash_attn_func(x, x, x, window_size=window, group=dist.group.WORLD),
         lambda: flash_attn.flash_attn_qkvpacked_func(cut(qkv), group=dist.group.WORLD),
         lambda: yunchang.UlyssesAttention(dist.group.WORLD)(x, x, x, window_size=window),

@@ -333,7 +333,7 @@ def wrong_positions(rank, p):
     model.set_attn_implementation("ringspan")
     must_fail("position_ids are not the positions", model, text(n=8), use_cache=False)  # on rank 0 too, where they are right by chance
     keep = torch.ones(B, 8, dtype=torch.long) if rank == 0 else None
-    must_fail("1 of 2 ranks have an attention_mask", model, text(n=8), attention_mask=keep)
+    must_fail("ranks disagree on the call: a mask with attention_mask on rank 0, a mask without attention_mask on rank 1", model, text(n=8), attention_mask=keep)
     positions = torch.arange(8)[None] + 8 * rank
     cache = model(text(n=8), position_ids=positions).past_key_values
     must_fail("KV cache is not supported over ranks", model, text(n=1), past_key_values=cache)

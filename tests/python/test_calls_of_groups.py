@@ -1,0 +1,62 @@
+"""Collectives besides attention (unshard, mean_loss): one rank's mistake, or ranks that differ, raise on all, and the group goes on."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from worlds import try_ranks
+
+import ringspan
+import ringspan.torch as rt
+
+
+def _raises(call):
+    with pytest.raises(ringspan.Error) as raised:
+        call()
+    return f"{type(raised.value).__name__}: {raised.value}"
+
+
+def _mistaken(rank, ranks):
+    group, first = dist.group.WORLD, rank == 0
+    q = torch.ones(1, 4, 2, 8)
+    sharding = rt.Sharding("contiguous", tokens=8, ranks=2)
+    losses = torch.ones(1, 4)
+    calls = [
+        lambda: rt.attention(q, q, q, group=group, **(dict(kernel="portable") if first else {})),
+        lambda: sharding.unshard(q.double() if first else q, group=group),
+        lambda: sharding.unshard(q[:, :3] if first else q, group=group),
+        lambda: sharding.unshard(q[..., :5] if first else q, group=group),
+        lambda: sharding.mean_loss(losses, group=group, labels=torch.ones(1, 3 if first else 4)),
+        lambda: sharding.unshard(q, group=group) if first else rt.attention(q, q, q, group=group),
+        lambda: sharding.unshard(q, group=group) if first else sharding.mean_loss(losses, group=group),
+    ]
+    texts = []
+    for call in calls:
+        texts.append(_raises(call))
+        assert float(sharding.mean_loss(losses, group=group)) == 1.0
+    x = torch.ones(1, 4, 3, requires_grad=True)
+    whole = sharding.unshard(x, group=group)
+    texts.append(_raises(lambda: whole.sum().backward() if first else sharding.mean_loss(losses, group=group)))
+    return texts
+
+
+def test_what_differs_raises_on_all_ranks():
+    first, second = (value for _, value in try_ranks(2, _mistaken))
+    expected = [
+        ("CommError: rank {}/2: ranks disagree on kernel: portable on rank 0, none on rank 1",) * 2,
+        ("CommError: rank {}/2: ranks disagree on the call: unshard of float64 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) "
+         "on rank 0, unshard of float32 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) on rank 1",) * 2,
+        ("InvalidArgument: rank 0/2: the tensor has 3 tokens in dimension 1; expected 4",
+         "InvalidArgument: rank 1/2: on rank 0: the tensor has 3 tokens in dimension 1; expected 4"),
+        ("CommError: rank {}/2: ranks disagree on the call: unshard of float32 (1, tokens, 2, 5) by Sharding('contiguous', tokens=8, ranks=2) "
+         "on rank 0, unshard of float32 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) on rank 1",) * 2,
+        ("InvalidArgument: rank 0/2: labels have shape (1, 3), the losses (1, 4)",
+         "InvalidArgument: rank 1/2: on rank 0: labels have shape (1, 3), the losses (1, 4)"),
+        ("CommError: rank 0/2: ranks make different calls on this group; this one unshard of float32 (1, tokens, 2, 8) by "
+         "Sharding('contiguous', tokens=8, ranks=2)", "CommError: rank 1/2: ranks make different calls on this group; this one attention"),
+        ("CommError: rank {}/2: ranks disagree on the call: unshard of float32 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) "
+         "on rank 0, mean_loss on rank 1",) * 2,
+        ("CommError: rank {}/2: ranks disagree on the call: the backward of unshard of float32 (1, 8, 3) on rank 0, mean_loss on rank 1",) * 2,
+    ]  # fmt: skip
+    for index, texts in enumerate(expected):
+        for rank, outcome in enumerate((first, second)):
+            assert outcome[index] in (texts[rank], texts[rank].format(rank)), index
