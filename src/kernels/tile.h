@@ -54,6 +54,8 @@ struct RowSource {
   int rows;
   int width;
   Ahead* ahead = nullptr;
+  const void* next = nullptr;  // of attend_few: rows that will be read after these
+  std::int64_t next_stride = 0;
 };
 
 // score = scale q . k; softcap tanh(score / softcap), where softcap > 0; then - slope |distance|, where slope != nullptr.

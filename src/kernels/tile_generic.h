@@ -154,10 +154,10 @@ struct Left {
 };
 
 // kRows x kCols registers: store(row, vector, sum over depth of left(row, depth) right[depth][vector]). One line of what is
-// read next is fetched per depth. Right: what `right` is stored in.
-template <int kRows, int kCols, typename Right = Float32, typename Store>
-RINGSPAN_INLINE void multiply_block(const Left& left, const typename Right::Type* right, std::int64_t right_stride,
-                                    std::int64_t depth, const Store& store, Ahead* ahead) {
+// read next is fetched per depth.
+template <int kRows, int kCols, typename Store>
+RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
+                                    const Store& store, Ahead* ahead) {
   Lines lines = next_lines(ahead, depth);
   if (lines.data == nullptr) lines = {reinterpret_cast<const char*>(right), 0, 0};
   Reg sum[kRows][kCols];
@@ -168,7 +168,7 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const typename Right::Type
   for (std::int64_t k = 0; k < depth; ++k, a += left.depth_stride, right += right_stride, lines.data += lines.stride) {
     fetch(lines.data);
     Reg b[kCols];
-    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Right::load(right + v * kWidth);
+    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Isa::load(right + v * kWidth);
     RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
       const Reg x = Isa::set1(a[r * row_stride]);
       RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::fma(x, b[v], sum[r][v]);

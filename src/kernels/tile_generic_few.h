@@ -11,10 +11,10 @@ namespace {
 constexpr int kDotRows = has_groups<Isa>() ? 2 : 4;
 
 // Scores [row][key] of at most kDotRows queries, of keys [first, first + count).
-inline void dot_scores(const ForwardTile& tile, const FewRows& keys, int first, int count) {
-  const int depth = tile.dims.head_dim;
+inline void dot_scores(const ForwardTile& tile, const RowSource& source, const FewRows& keys, int first, int count) {
+  const int depth = tile.dims.head_dim, bytes = tile.dims.dtype == 0 ? 4 : 2, lines = (depth * bytes + 63) / 64;
+  FarLines far(source, first, bytes);
   for (int key = 0; key < count; key += kWidth) {
-    if (tile.ahead != nullptr) fetch_lines(tile.ahead, kWidth * static_cast<int>(tile.ahead->rows[0].row_lines));
     const int present = at_most(kWidth, count - key);
     for (int row = 0; row < tile.rows; ++row) {
       const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
@@ -22,6 +22,7 @@ inline void dot_scores(const ForwardTile& tile, const FewRows& keys, int first, 
       for (int i = 0; i < kWidth; ++i) {
         t[i] = Isa::zero();
         if (i >= present) continue;
+        for (int line = 0; line < lines && row == 0; ++line) far.fetch<1>();
         const float* const k = keys.data + (key + i) * keys.stride;
         int e = 0;
         for (; e + kWidth <= depth; e += kWidth) t[i] = Isa::fma(Isa::load(k + e), Isa::load(q + e), t[i]);
@@ -37,7 +38,7 @@ inline void dot_scores(const ForwardTile& tile, const FewRows& keys, int first, 
 }
 
 inline void attend_dots(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
-  keys.in_parts(false, [&](const FewRows& here, int first, int count) { dot_scores(tile, here, first, count); });
+  keys.in_parts(false, [&](const FewRows& here, int first, int count) { dot_scores(tile, keys.source(), here, first, count); });
   float shrink[kDotRows];
   const Range all{0, tile.keys};
   softmax_rows(tile, 0, tile.rows, &all, shrink);
@@ -90,22 +91,22 @@ inline void softmax_columns(const ForwardTile& tile, int vectors, float* s, floa
     float* const scores = s + v * kWidth;
     const int present = at_most(kWidth, tile.rows - v * kWidth);
     Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
-    for (int key = 0; key < tile.keys; ++key) {
+    in_turns<2>(tile.keys, [&](int key, int way) {
       Reg x = Isa::load(scores + key * stride);
       if (tile.softcap > 0.0F) Isa::store(scores + key * stride, x = cap * tanh_of(x * inverse));
-      top[key % 2] = Isa::max(x, top[key % 2]);
-    }
+      top[way] = Isa::max(x, top[way]);
+    });
     const Reg tile_m = Isa::max(top[0], top[1]);
     const Reg old_m = Isa::load_partial(tile.m + v * kWidth, present);
     const Reg new_m = tile_m > old_m ? tile_m : old_m;
     const Reg origin = new_m == Isa::set1(-kInf) ? Isa::zero() : new_m;  // no inf - inf
     const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
     Reg sum[2] = {Isa::zero(), Isa::zero()};
-    for (int key = 0; key < tile.keys; ++key) {
+    in_turns<2>(tile.keys, [&](int key, int way) {
       const Reg p = exp_of(Isa::load(scores + key * stride) - origin);
       Isa::store(scores + key * stride, p);
-      sum[key % 2] += p;
-    }
+      sum[way] += p;
+    });
     Isa::store(shrink + v * kWidth, factor);
     Isa::store_partial(tile.m + v * kWidth, new_m, present);
     Isa::store_partial(tile.l + v * kWidth, Isa::fma(Isa::load_partial(tile.l + v * kWidth, present), factor, sum[0] + sum[1]),

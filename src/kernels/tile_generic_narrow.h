@@ -24,26 +24,33 @@ void turn_narrow(const ForwardTile& tile, float* columns) {
   }
 }
 
-// Scores s[key][query] of kFewKeys keys. kBurst: lines of what is read next to be fetched per step.
-template <int kDepths, int kBurst, typename Set>
-void narrow_block(const ForwardTile& tile, const FewRows& keys, const float* columns, float* s) {
+// Scores s[key][query] of kFewKeys keys. kBytes: of an element, where it is fetched from.
+template <int kDepths, int kBytes, typename Set>
+void narrow_block(const ForwardTile& tile, const FewRows& keys, FarLines far, const float* columns, float* s) {
   constexpr int kQueries = kWidth / kDepths, kRows = 3, kGroups = kFewKeys / kRows;  // few pointers, which stay in registers
   const int depth = tile.dims.head_dim;
   const std::int64_t stride = keys.stride;
-  Lines lines = next_lines(tile.ahead, kBurst * (depth / kDepths));
-  if (lines.data == nullptr) lines = {reinterpret_cast<const char*>(columns), 0, 0};
   const float* k[kGroups];
   RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) k[g] = keys.data + g * kRows * stride;
   Reg sum[kFewKeys];
   RINGSPAN_UNROLL for (int i = 0; i < kFewKeys; ++i) sum[i] = Isa::zero();
-  for (int e = 0; e < depth; e += kDepths, lines.data += kBurst * lines.stride) {
-    RINGSPAN_UNROLL for (int i = 0; i < kBurst; ++i) fetch(lines.data + i * lines.stride);
+  const auto step = [&](int e) __attribute__((always_inline)) {
     const Reg q = Isa::load(columns + e * kQueries);
     RINGSPAN_UNROLL for (int i = 0; i < kFewKeys; ++i) {
       sum[i] = Isa::fma(Set::template set_group<kDepths>(k[i / kRows] + i % kRows * stride), q, sum[i]);
     }
     RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) k[g] += kDepths;
+  };
+  constexpr int kSteps = 4, kLines = kFewKeys * kSteps * kDepths * kBytes / 64;
+  int e = 0;
+  for (; e + kSteps * kDepths <= depth; e += kSteps * kDepths) {
+    if (far.strides()) far.fetch<kLines>();
+    RINGSPAN_UNROLL for (int i = 0; i < kSteps; ++i) {
+      if (!far.strides()) i % 2 == 0 ? far.fetch<kLines / 4>() : far.fetch<(kLines + 1) / 2 - kLines / 4>();
+      step(e + i * kDepths);
+    }
   }
+  for (; e < depth; e += kDepths) step(e);
   const Reg cap = Isa::set1(tile.softcap), inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
   RINGSPAN_UNROLL for (int i = 0; i < kFewKeys; i += kDepths) {
     Reg group[kDepths];
@@ -53,13 +60,15 @@ void narrow_block(const ForwardTile& tile, const FewRows& keys, const float* col
   }
 }
 
-// Of `count` keys, and -inf up to a whole vector.
-template <int kDepths, int kBurst, typename Set>
-void narrow_scores(const ForwardTile& tile, const FewRows& keys, const float* columns, float* s, int count) {
+// Of `count` keys from `first` on, which are `keys`, and -inf up to a whole vector.
+template <int kDepths, int kBytes, typename Set>
+void narrow_scores(const ForwardTile& tile, const FewRows& keys, const RowSource& source, const float* columns, float* s,
+                   int first, int count) {
   constexpr int kQueries = kWidth / kDepths;
   int key = 0;
   for (; key + kFewKeys <= count; key += kFewKeys) {
-    narrow_block<kDepths, kBurst, Set>(tile, {keys.data + key * keys.stride, keys.stride}, columns, s + key * kQueries);
+    narrow_block<kDepths, kBytes, Set>(tile, {keys.data + key * keys.stride, keys.stride},
+                                       FarLines(source, first + key, kBytes), columns, s + key * kQueries);
   }
   if (key == count) return;
   const int depth = tile.dims.head_dim, rest = count - key;
@@ -68,7 +77,7 @@ void narrow_scores(const ForwardTile& tile, const FewRows& keys, const float* co
     const float* const row = keys.data + (key + at_most(i, rest - 1)) * keys.stride;
     for (int e = 0; e < depth; ++e) copy[i * depth + e] = row[e];
   }
-  narrow_block<kDepths, kBurst, Set>(tile, {copy, depth}, columns, scores);
+  narrow_block<kDepths, kBytes, Set>(tile, {copy, depth}, FarLines(source, first + key, kBytes), columns, scores);
   for (int i = 0; i < up(rest * kQueries); ++i) s[key * kQueries + i] = i < rest * kQueries ? scores[i] : -kInf;
 }
 
@@ -79,11 +88,11 @@ void softmax_narrow(const ForwardTile& tile, float* s, float* shrink) {
   NarrowStates<kDepths> states(tile, s, size);
   const Reg origin = states.origin();
   Reg sum[2] = {Isa::zero(), Isa::zero()};
-  for (int i = 0; i < size; i += kWidth) {
-    const Reg p = exp_of(Isa::load(s + i) - origin);
-    Isa::store(s + i, p);
-    sum[i / kWidth % 2] += p;
-  }
+  in_turns<2>(size / kWidth, [&](int i, int way) {
+    const Reg p = exp_of(Isa::load(s + i * kWidth) - origin);
+    Isa::store(s + i * kWidth, p);
+    sum[way] += p;
+  });
   states.settle(tile, sum[0] + sum[1], shrink);
 }
 
@@ -94,9 +103,9 @@ void attend_narrow(const ForwardTile& tile, const FloatRows& keys, const FloatRo
   float* const scores = columns + tile.dims.head_dim * kQueries;
   turn_narrow<kDepths>(tile, columns);
   keys.in_parts(false, [&](const FewRows& here, int first, int count) {
-    float* const to = scores + first * kQueries;  // keys of 32 bits take twice as many lines
-    tile.dims.dtype == 0 ? narrow_scores<kDepths, kDepths, Set>(tile, here, columns, to, count)
-                         : narrow_scores<kDepths, kDepths / 2, Set>(tile, here, columns, to, count);
+    float* const to = scores + first * kQueries;
+    tile.dims.dtype == 0 ? narrow_scores<kDepths, 4, Set>(tile, here, keys.source(), columns, to, first, count)
+                         : narrow_scores<kDepths, 2, Set>(tile, here, keys.source(), columns, to, first, count);
   });
   float shrink[kQueries];
   softmax_narrow<kDepths>(tile, scores, shrink);

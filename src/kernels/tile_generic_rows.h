@@ -57,44 +57,78 @@ class FloatRows {
   std::int64_t stride_;
 };
 
-// Values of 16 bits that so few rows of probabilities read that converting them costs less than a copy would.
+// Rows of probabilities so few that values are read in place: converting 16 bits costs less than a copy would.
 constexpr int kRowsInPlace = kVectors >= 4 ? 8 : 4;
 
+// acc = acc shrink + p v of kRows rows and kCols vectors, over `depth` values that lie near each other.
 template <typename Type, int kRows, int kCols>
-void values_of_rows(const ForwardTile& tile, const RowSource& values, const Left& p, const float* shrink, int row,
-                    int& column) {
-  const auto* const data = static_cast<const std::uint16_t*>(values.data);
-  for (; column + kCols * kWidth <= tile.dims.head_dim_v; column += kCols * kWidth) {
-    multiply_block<kRows, kCols, Type>(
-        Left{p.data + row * p.row_stride, p.row_stride, p.depth_stride}, data + column, values.stride, values.rows,
-        ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row}, tile.ahead);
+void values_of_block(const Left& p, const typename Type::Type* values, std::int64_t stride, int depth, const ShrinkAndAdd& add,
+                     FarLines* next) {
+  constexpr int kBytes = kCols * kWidth * sizeof(typename Type::Type);
+  constexpr int kSteps = kBytes < 64 ? 64 / kBytes : 1, kLines = kSteps * kBytes / 64;
+  Reg sum[kRows][kCols];
+  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero(); }
+  const float* a = p.data;
+  const auto step = [&]() __attribute__((always_inline)) {
+    Reg b[kCols];
+    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Type::load(values + v * kWidth);
+    RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
+      const Reg x = Isa::set1(a[r * p.row_stride]);
+      RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::fma(x, b[v], sum[r][v]);
+    }
+    a += p.depth_stride, values += stride;
+  };
+  FarLines far = *next;  // a copy, which stays in registers
+  int k = 0;
+  for (; k + kSteps <= depth; k += kSteps) {
+    far.fetch<kLines>();
+    RINGSPAN_UNROLL for (int i = 0; i < kSteps; ++i) step();
   }
+  for (; k < depth; ++k) step();
+  *next = far;
+  RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) add(r, v, sum[r][v]); }
 }
 
+// Of kRows rows from `row` on, as often as they are there, over values [first, first + depth).
 template <typename Type, int kRows>
-int values_in_place(const ForwardTile& tile, const RowSource& values, const Left& p, const float* shrink, int row) {
+int values_of_rows(const ForwardTile& tile, const RowSource& values, int first, int depth, const Left& p, const float* shrink,
+                   int row) {
+  constexpr int kCols = kRows == 8 ? 2 : kVectors;
   for (; row + kRows <= tile.rows; row += kRows) {
+    const auto* const data = static_cast<const typename Type::Type*>(values.data) + first * values.stride;
+    const Left left{p.data + row * p.row_stride + first * p.depth_stride, p.row_stride, p.depth_stride};
+    ShrinkAndAdd add{tile.acc + row * tile.acc_stride, tile.acc_stride, shrink + row};
+    FarLines far(values, first, sizeof *data);
+    if (row > 0) far.stay(data);  // they are already
     int column = 0;
-    values_of_rows<Type, kRows, kRows == 8 ? 2 : kVectors>(tile, values, p, shrink, row, column);
-    values_of_rows<Type, kRows, 1>(tile, values, p, shrink, row, column);
+    for (; column + kCols * kWidth <= tile.dims.head_dim_v; column += kCols * kWidth, add.out += kCols * kWidth)
+      values_of_block<Type, kRows, kCols>(left, data + column, values.stride, depth, add, &far);
+    for (; column < tile.dims.head_dim_v; column += kWidth, add.out += kWidth)
+      values_of_block<Type, kRows, 1>(left, data + column, values.stride, depth, add, &far);
   }
   return row;
 }
 
 template <typename Type>
-void values_in_place(const ForwardTile& tile, const RowSource& values, const Left& p, const float* shrink) {
-  int row = 0;
-  if constexpr (kRowsInPlace == 8) row = values_in_place<Type, 8>(tile, values, p, shrink, row);
-  row = values_in_place<Type, 4>(tile, values, p, shrink, row);
-  row = values_in_place<Type, 2>(tile, values, p, shrink, row);
-  values_in_place<Type, 1>(tile, values, p, shrink, row);
+void values_in_place(const ForwardTile& tile, const RowSource& values, const Left& p, float* shrink) {
+  const int part = far_rows(values, sizeof(typename Type::Type));  // all columns of some values, then of those fetched beside
+  for (int first = 0; first < values.rows; first += part) {
+    const int depth = at_most(part, values.rows - first);
+    int row = 0;
+    if constexpr (kRowsInPlace == 8) row = values_of_rows<Type, 8>(tile, values, first, depth, p, shrink, row);
+    row = values_of_rows<Type, 4>(tile, values, first, depth, p, shrink, row);
+    row = values_of_rows<Type, 2>(tile, values, first, depth, p, shrink, row);
+    values_of_rows<Type, 1>(tile, values, first, depth, p, shrink, row);
+    if (first == 0) fill(shrink, 0, tile.rows, 1.0F);
+  }
 }
 
 // acc = acc shrink + p v; p: element (query, key), of the first key.
 inline void few_values(const ForwardTile& tile, const FloatRows& values, const Left& p, float* shrink) {
-  if (tile.dims.dtype != 0 && tile.task_rows <= kRowsInPlace && tile.dims.head_dim_v % kWidth == 0) {
-    return tile.dims.dtype == 1 ? values_in_place<BFloat16>(tile, values.source(), p, shrink)
-                                : values_in_place<Float16>(tile, values.source(), p, shrink);
+  if (tile.task_rows <= kRowsInPlace && tile.dims.head_dim_v % kWidth == 0) {
+    return tile.dims.dtype == 0   ? values_in_place<Float32>(tile, values.source(), p, shrink)
+           : tile.dims.dtype == 1 ? values_in_place<BFloat16>(tile, values.source(), p, shrink)
+                                  : values_in_place<Float16>(tile, values.source(), p, shrink);
   }
   values.in_parts(tile.task_rows > kRowBlock, [&](const FewRows& here, int first, int count) {
     for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {

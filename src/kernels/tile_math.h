@@ -19,6 +19,18 @@ constexpr int at_least(int a, int b) { return a < b ? b : a; }
 constexpr int down(int x) { return x / kWidth * kWidth; }
 constexpr int up(int x) { return (x + kWidth - 1) / kWidth * kWidth; }
 
+// function(i, i % kWays) for i in [0, count): sums that take turns stay in registers.
+template <int kWays, typename Function>
+RINGSPAN_INLINE void in_turns(int count, const Function& function) {
+  int i = 0;
+  for (; i + kWays <= count; i += kWays) {
+    RINGSPAN_UNROLL for (int way = 0; way < kWays; ++way) function(i + way, way);
+  }
+  RINGSPAN_UNROLL for (int way = 0; way < kWays - 1; ++way) {
+    if (i + way < count) function(i + way, way);
+  }
+}
+
 // ---- elementary functions ----------------------------------------------------------------------------------------------
 
 // 2^x for x <= 127, over a fraction() whose integer part ldexp() takes: a polynomial of it on [0, 1). Relative error 1e-7;
@@ -128,6 +140,61 @@ inline void fetch_lines(Ahead* ahead, int count) {
   const Lines lines = next_lines(ahead, count);
   for (std::int64_t i = 0; i < lines.count; ++i) fetch(lines.data + i * lines.stride);
 }
+
+// Rows that few queries use once: reading them from memory takes as long as computing with them. Beside each row those
+// kFarBytes further on are fetched, line by line as they lie, and as many as are read meanwhile: loads wait behind a burst of
+// them.
+constexpr int kFarBytes = 16384;
+
+inline int far_rows(const RowSource& source, int element_bytes) {
+  return at_least(kFarBytes / (source.width * element_bytes), 1);
+}
+
+class FarLines {
+ public:
+  // Beside row `first`. The source has no index.
+  FarLines(const RowSource& source, int first, int element_bytes) {
+    const int far = first + far_rows(source, element_bytes);
+    const bool is_next = far >= source.rows;
+    const std::int64_t stride = (is_next ? source.next_stride : source.stride) * element_bytes;
+    line_ = static_cast<const char*>(is_next ? source.next : source.data) + (is_next ? far - source.rows : far) * stride;
+    if (is_next && source.next == nullptr) {
+      stay(source.data);
+      return;
+    }
+    const std::int64_t bytes = source.width * element_bytes;
+    if (stride == bytes) return;
+    row_lines_ = left_ = static_cast<int>((reinterpret_cast<std::uintptr_t>(line_) % 64 + bytes + 63) / 64);
+    jump_ = stride - row_lines_ * 64 + 64;
+  }
+
+  // Fetches nothing but what is there.
+  void stay(const void* line) {
+    line_ = static_cast<const char*>(line);
+    step_ = 0;
+    row_lines_ = left_ = kAll;
+  }
+
+  // Rows are not neighbours: their lines are better fetched in bursts, others spread.
+  bool strides() const { return row_lines_ < kAll; }
+
+  template <int kLines>
+  RINGSPAN_INLINE void fetch() {
+    RINGSPAN_UNROLL for (int i = 0; i < kLines; ++i) {
+      __builtin_prefetch(line_, 0, 3);
+      const bool ends = --left_ == 0;
+      line_ += ends ? jump_ : step_;
+      left_ = ends ? row_lines_ : left_;
+    }
+  }
+
+ private:
+  static constexpr int kAll = 1 << 30;
+
+  const char* line_;
+  std::int64_t step_ = 64, jump_ = 0;  // to the next line, and from the last one of a row to the next row
+  int row_lines_ = kAll, left_ = kAll;
+};
 
 // The union of the ranges of rows [first, last), empty ones left out.
 struct Range {

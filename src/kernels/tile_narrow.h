@@ -15,7 +15,7 @@ class NarrowStates {
   // The maxima of `size` scores, whole vectors, beside those so far.
   NarrowStates(const ForwardTile& tile, const float* s, int size) {
     Reg top[2] = {Isa::set1(-kInf), Isa::set1(-kInf)};
-    for (int i = 0; i < size; i += kWidth) top[i / kWidth % 2] = Isa::max(Isa::load(s + i), top[i / kWidth % 2]);
+    in_turns<2>(size / kWidth, [&](int i, int way) { top[way] = Isa::max(Isa::load(s + i * kWidth), top[way]); });
     Isa::store(parts_, Isa::max(top[0], top[1]));
     Reg tile_m = part(0);
     for (int i = 1; i < kDepths; ++i) tile_m = Isa::max(tile_m, part(i));

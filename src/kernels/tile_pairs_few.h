@@ -49,7 +49,7 @@ inline void softmax_columns(const ForwardTile& tile, int row, float* s, std::int
   }
   Reg top[4];
   for (Reg& t : top) t = Isa::set1(-kInf);
-  for (int key = 0; key < tile.keys; ++key) top[key % 4] = Isa::max(Isa::load(s + key * s_stride), top[key % 4]);
+  in_turns<4>(tile.keys, [&](int key, int way) { top[way] = Isa::max(Isa::load(s + key * s_stride), top[way]); });
   const Reg tile_m = Isa::max(Isa::max(top[0], top[1]), Isa::max(top[2], top[3])) * Isa::set1(scale);
   const Reg old_m = Isa::load_partial(tile.m + row, present);
   const Reg new_m = tile_m > old_m ? tile_m : old_m;
@@ -98,6 +98,10 @@ inline RowSource rows_from(const RowSource& source, int first, int rows) {
   RowSource part = source;
   part.data = static_cast<const Word*>(source.data) + first * source.stride;
   part.rows = rows;
+  if (first + rows < source.rows) {
+    part.next = static_cast<const Word*>(source.data) + (first + rows) * source.stride;
+    part.next_stride = source.stride;
+  }
   return part;
 }
 

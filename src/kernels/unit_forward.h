@@ -195,8 +195,8 @@ class UnitForward {
         tile_.keys = static_cast<int>(here.size());
         std::fill_n(s_.tile_begin, tile_.rows, 0);
         std::fill_n(s_.tile_end, tile_.rows, tile_.keys);
-        ops_.attend_few(tile_, key_source(task, task.k, here, params_.shape.head_dim),
-                        key_source(task, task.v, here, params_.shape.head_dim_v), s_.k, s_.v);
+        ops_.attend_few(tile_, few_source(task, &AttendTask::k, here, keys.end, params_.shape.head_dim),
+                        few_source(task, &AttendTask::v, here, keys.end, params_.shape.head_dim_v), s_.k, s_.v);
         packed_ = {};
         settle(false);  // nobody has looked at these values
       } else if (clip(keys, c, 0)) {
@@ -214,6 +214,19 @@ class UnitForward {
   RowSource key_source(const AttendTask& task, const KeyRows& rows, IndexRange keys, int width) const {
     return {key_row(unit_, task, rows, keys.begin), rows.row_stride, nullptr,
             static_cast<int>(keys.size()),          width,           tile_.ahead};
+  }
+
+  // With what is read after it: more keys of the task up to `end`, or the first of the next one.
+  RowSource few_source(const AttendTask& task, KeyRows AttendTask::*rows, IndexRange keys, std::int64_t end, int width) const {
+    RowSource source = key_source(task, task.*rows, keys, width);
+    if (keys.end < end) {
+      source.next = key_row(unit_, task, task.*rows, keys.end);
+      source.next_stride = source.stride;
+    } else if (next_ != nullptr && next_->k_count > 0) {
+      source.next = key_row(next_unit_, *next_, next_->*rows, 0);
+      source.next_stride = (next_->*rows).row_stride;
+    }
+    return source;
   }
 
   // are_last: of the heads that see the run.
