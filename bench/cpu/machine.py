@@ -14,17 +14,28 @@ def build(target, *flags):
     subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", *flags, "-o", str(target), str(source)], check=True)
 
 
-def measure_peaks(only=None):
-    """Rates of one thread (see peak.cc), or {} where there is no compiler. only="read": reading memory alone."""
+def library():
+    """peak.cc as a library: what takes turns with other calls."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            build(Path(folder) / "peak.so", "-shared", "-fPIC")
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"peak.cc needs a C++ compiler: {error}") from error
+        built = ctypes.CDLL(str(Path(folder) / "peak.so"))
+    built.float32_rate_now.restype = built.read_memory.restype = ctypes.c_double
+    return built
+
+
+def measure_peaks():
+    """Rates of one thread (see peak.cc), or {} where there is no compiler."""
     with tempfile.TemporaryDirectory() as folder:
         program = Path(folder) / "peak"
         try:
             build(program)
         except (OSError, subprocess.CalledProcessError):
             return {}
-        command = [str(program)] + ([only] if only else [])
         # Other work on the machine only ever takes away from a rate: the best of a few runs.
-        runs = [json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout) for _ in range(3)]
+        runs = [json.loads(subprocess.run([str(program)], check=True, capture_output=True, text=True).stdout) for _ in range(3)]
         return best_of(*runs)
 
 
@@ -34,13 +45,7 @@ class Quiet:
     on one real one for a while, which no count of the machine shows."""
 
     def __init__(self, share):
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                build(Path(folder) / "peak.so", "-shared", "-fPIC")
-            except (OSError, subprocess.CalledProcessError) as error:
-                raise SystemExit(f"--quiet builds peak.cc and needs a C++ compiler: {error}") from error
-            self._rate = ctypes.CDLL(str(Path(folder) / "peak.so")).float32_rate_now
-        self._rate.restype = ctypes.c_double
+        self._rate = library().float32_rate_now
         self.share = share
         self.best = max(self._rate() for _ in range(200))
         self.turns = self.disturbed_turns = self.disturbed_cases = 0

@@ -1,6 +1,6 @@
 // What this machine can do, for bench/cpu/compare: float32 multiply-adds, dot products of bfloat16 (in vectors, in AMX tiles)
-// and reading from memory, on one thread. Prints JSON. Built by compare with -march=native, as a program and, for a look at the
-// rate between two calls, as a library.
+// and reading from memory, on one thread. Prints JSON. Built by compare with -march=native, as a program and, for what
+// takes turns with other calls, as a library.
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
@@ -113,19 +113,28 @@ double tile_rate() {
 }
 #endif
 
+void read(const std::vector<float>& memory) {
+  constexpr std::size_t kWidth = sizeof(Vector) / 4;
+  Vector sum[4] = {};
+  for (std::size_t i = 0; i + 4 * kWidth <= memory.size(); i += 4 * kWidth) {
+    for (std::size_t n = 0; n < 4; ++n) sum[n] += *reinterpret_cast<const Vector*>(memory.data() + i + n * kWidth);
+  }
+  __asm__ volatile("" ::"v"(sum[0]), "v"(sum[1]), "v"(sum[2]), "v"(sum[3]));
+}
+
 double read_rate() {
   const std::vector<float> memory(std::size_t{1} << 28, 1.0F);  // 1 GiB: beyond every cache
-  constexpr std::size_t kWidth = sizeof(Vector) / 4;
-  return rate(4.0 * static_cast<double>(memory.size()), [&] {
-    Vector sum[4] = {};
-    for (std::size_t i = 0; i + 4 * kWidth <= memory.size(); i += 4 * kWidth) {
-      for (std::size_t n = 0; n < 4; ++n) sum[n] += *reinterpret_cast<const Vector*>(memory.data() + i + n * kWidth);
-    }
-    __asm__ volatile("" ::"v"(sum[0]), "v"(sum[1]), "v"(sum[2]), "v"(sum[3]));
-  });
+  return rate(4.0 * static_cast<double>(memory.size()), [&] { read(memory); });
 }
 
 }  // namespace
+
+// Reads memory once; returns how many bytes.
+extern "C" double read_memory() {
+  static const std::vector<float> memory(std::size_t{1} << 26, 1.0F);
+  read(memory);
+  return 4.0 * static_cast<double>(memory.size());
+}
 
 // GFLOP/s of float32 multiply-adds now, by the wall clock: what else the machine does shows in it. Some 2 ms.
 extern "C" double float32_rate_now() {
@@ -138,17 +147,14 @@ extern "C" double float32_rate_now() {
          (static_cast<double>(end.tv_sec - begin.tv_sec) * 1e9 + static_cast<double>(end.tv_nsec - begin.tv_nsec));
 }
 
-int main(int count, char**) {
-  std::printf("{");
-  if (count == 1) {  // an argument: reading alone
-    std::printf("\"float32_gflops\": %.1f, ", float32_rate());
+int main() {
+  std::printf("{\"float32_gflops\": %.1f, ", float32_rate());
 #if defined(__AVX512BF16__)
-    std::printf("\"bfloat16_dot_gflops\": %.1f, ", dot_rate());
+  std::printf("\"bfloat16_dot_gflops\": %.1f, ", dot_rate());
 #endif
 #if defined(__AMX_BF16__) && defined(__linux__)
-    std::printf("\"bfloat16_tile_gflops\": %.1f, ", tile_rate());
+  std::printf("\"bfloat16_tile_gflops\": %.1f, ", tile_rate());
 #endif
-  }
   std::printf("\"read_gbytes_per_second\": %.1f}\n", read_rate());
   return 0;
 }
