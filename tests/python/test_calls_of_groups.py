@@ -26,6 +26,9 @@ def _mistaken(rank, ranks):
         lambda: sharding.unshard(q[:, :3] if first else q, group=group),
         lambda: sharding.unshard(q[..., :5] if first else q, group=group),
         lambda: sharding.mean_loss(losses, group=group, labels=torch.ones(1, 3 if first else 4)),
+        lambda: sharding.mean_loss(0.0 if first else losses, group=group),
+        lambda: sharding.mean_loss(losses, group=group, labels=losses, ignore_index=None if first else -100),
+        lambda: sharding.unshard(q.to_sparse() if first else q, group=group),
         lambda: sharding.unshard(q, group=group) if first else rt.attention(q, q, q, group=group),
         lambda: sharding.unshard(q, group=group) if first else sharding.mean_loss(losses, group=group),
     ]
@@ -43,19 +46,24 @@ def test_what_differs_raises_on_all_ranks():
     first, second = (value for _, value in try_ranks(2, _mistaken))
     expected = [
         ("CommError: rank {}/2: ranks disagree on kernel: portable on rank 0, none on rank 1",) * 2,
-        ("CommError: rank {}/2: ranks disagree on the call: unshard of float64 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) "
-         "on rank 0, unshard of float32 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) on rank 1",) * 2,
+        ("CommError: rank {}/2: ranks disagree on the call: unshard of float64 (1, tokens, 2, 8) on cpu by Sharding('contiguous', tokens=8, ranks=2) "
+         "on rank 0, unshard of float32 (1, tokens, 2, 8) on cpu by Sharding('contiguous', tokens=8, ranks=2) on rank 1",) * 2,
         ("InvalidArgument: rank 0/2: the tensor has 3 tokens in dimension 1; expected 4",
          "InvalidArgument: rank 1/2: on rank 0: the tensor has 3 tokens in dimension 1; expected 4"),
-        ("CommError: rank {}/2: ranks disagree on the call: unshard of float32 (1, tokens, 2, 5) by Sharding('contiguous', tokens=8, ranks=2) "
-         "on rank 0, unshard of float32 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) on rank 1",) * 2,
-        ("InvalidArgument: rank 0/2: labels have shape (1, 3), the losses (1, 4)",
-         "InvalidArgument: rank 1/2: on rank 0: labels have shape (1, 3), the losses (1, 4)"),
-        ("CommError: rank 0/2: ranks make different calls on this group; this one unshard of float32 (1, tokens, 2, 8) by "
+        ("CommError: rank {}/2: ranks disagree on the call: unshard of float32 (1, tokens, 2, 5) on cpu by Sharding('contiguous', tokens=8, ranks=2) "
+         "on rank 0, unshard of float32 (1, tokens, 2, 8) on cpu by Sharding('contiguous', tokens=8, ranks=2) on rank 1",) * 2,
+        ("InvalidArgument: rank 0/2: labels have shape (1, 3) on cpu, the losses (1, 4) on cpu",
+         "InvalidArgument: rank 1/2: on rank 0: labels have shape (1, 3) on cpu, the losses (1, 4) on cpu"),
+        ("InvalidArgument: rank 0/2: losses (0.0) must be a tensor, of this rank's tokens",
+         "InvalidArgument: rank 1/2: on rank 0: losses (0.0) must be a tensor, of this rank's tokens"),
+        ("InvalidArgument: rank 0/2: ignore_index (None) must be an integer", "InvalidArgument: rank 1/2: on rank 0: ignore_index (None) must be an integer"),
+        ("InvalidArgument: rank 0/2: the tensor has layout torch.sparse_coo; expected torch.strided",
+         "InvalidArgument: rank 1/2: on rank 0: the tensor has layout torch.sparse_coo; expected torch.strided"),
+        ("CommError: rank 0/2: ranks make different calls on this group; this one unshard of float32 (1, tokens, 2, 8) on cpu by "
          "Sharding('contiguous', tokens=8, ranks=2)", "CommError: rank 1/2: ranks make different calls on this group; this one attention"),
-        ("CommError: rank {}/2: ranks disagree on the call: unshard of float32 (1, tokens, 2, 8) by Sharding('contiguous', tokens=8, ranks=2) "
-         "on rank 0, mean_loss on rank 1",) * 2,
-        ("CommError: rank {}/2: ranks disagree on the call: the backward of unshard of float32 (1, 8, 3) on rank 0, mean_loss on rank 1",) * 2,
+        ("CommError: rank {}/2: ranks disagree on the call: unshard of float32 (1, tokens, 2, 8) on cpu by Sharding('contiguous', tokens=8, ranks=2) "
+         "on rank 0, mean_loss on cpu on rank 1",) * 2,
+        ("CommError: rank {}/2: ranks disagree on the call: the backward of unshard of float32 (1, 8, 3) on cpu on rank 0, mean_loss on cpu on rank 1",) * 2,
     ]  # fmt: skip
     for index, texts in enumerate(expected):
         for rank, outcome in enumerate((first, second)):

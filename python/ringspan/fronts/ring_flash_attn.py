@@ -14,6 +14,7 @@ import functools
 
 import torch
 
+from .._check import integer
 from ..errors import InvalidArgument
 from ._call import attend, check_offsets, meet, probabilities, together, unpack, window_of, world_group
 from .flash_attn import finish
@@ -152,7 +153,7 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
     heads the original gathers at a time, is checked; Ringspan's plan decides about memory."""
     group = world_group(group, "llama3_flash_attn_varlen_func")
     with together(group):
-        if not isinstance(heads_k_stride, int) or heads_k_stride < 1 or k.shape[1] % heads_k_stride:
+        if k.shape[1] % integer(heads_k_stride, "heads_k_stride", 1):
             raise InvalidArgument(f"heads_k_stride ({heads_k_stride}) must divide the number of kv heads ({k.shape[1]})")
         if not isinstance(local_k_slice, slice):
             raise InvalidArgument(f"local_k_slice ({local_k_slice!r}) must be a slice")

@@ -110,12 +110,15 @@ class Front:
 
     @torch.compiler.disable  # looks into functions and tensors
     def _mask(self, batch, q_length, kv_length, q_offset, kv_offset, function, attention_mask, arguments):
-        structure = _hf_masks.structure_of(function)
-        q_offset, kv_offset = int(q_offset), int(kv_offset)
         if self.group is not None:
-            problem = self._shard_problem(q_length, kv_length, q_offset, structure, function, arguments.get("config"))
-            return self._shard_mask(batch, q_length, structure, attention_mask, problem)
-        keep = None
+            with together(self.group):
+                structure = _hf_masks.structure_of(function)
+                problem = self._shard_problem(q_length, kv_length, int(q_offset), structure, function, arguments.get("config"))
+                if problem is not None:
+                    raise Unsupported(problem)
+            return self._shard_mask(batch, q_length, structure, attention_mask)
+        structure = _hf_masks.structure_of(function)
+        q_offset, kv_offset, keep = int(q_offset), int(kv_offset), None
         if attention_mask is not None:
             keep = attention_mask[:, kv_offset : kv_offset + kv_length].to(torch.bool)
             keep = torch.nn.functional.pad(keep, (0, kv_length - keep.shape[1]))
@@ -137,18 +140,16 @@ class Front:
         if getattr(config, "output_router_logits", False):
             return "output_router_logits=True: the loss of the router is no sum over ranks; switch it off"
         if structure is None:
-            return f"the mask function {function.__qualname__} is not supported over ranks; causal, sliding-window and bidirectional are"
+            return f"the mask function {getattr(function, '__qualname__', function)} is not supported over ranks; causal, sliding-window and bidirectional are"
         if q_length != kv_length or q_offset:
             return f"{q_length} queries after {q_offset} cached tokens: a KV cache is not supported over ranks; pass use_cache=False"
         return None
 
-    def _shard_mask(self, batch, tokens_q, structure, attention_mask, problem):
-        """Collective: the ranks learn the number of all tokens; a `problem` of one is raised on all."""
-        with together(self.group):
-            if problem is not None:
-                raise Unsupported(problem)
-        self._tokens = sum(meet(self.group, f"a mask {'without' if attention_mask is None else 'with'} attention_mask", tokens_q))
+    def _shard_mask(self, batch, tokens_q, structure, attention_mask):
+        """Collective: the ranks learn the number of all tokens."""
         parts, documents = None, self.documents
+        given, of = "without" if attention_mask is None else "with", "" if documents is None else " of packed sequences"
+        self._tokens = sum(meet(self.group, f"a mask {given} attention_mask{of}", tokens_q))
         if attention_mask is not None:
             keep = self.sharding().unshard(attention_mask.to(torch.uint8), group=self.group).to(torch.bool)
             if not bool(keep.all()):

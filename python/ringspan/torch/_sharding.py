@@ -22,7 +22,7 @@ def _outside_graphs(method: _Method) -> _Method:
 def _described(tensor, tokens=None):
     """Its dtype and shape, of which ranks may differ in the dimension of their tokens."""
     sizes = ["tokens" if d == tokens else str(size) for d, size in enumerate(tensor.shape)]
-    return f"{str(tensor.dtype).removeprefix('torch.')} ({', '.join(sizes)})"
+    return f"{str(tensor.dtype).removeprefix('torch.')} ({', '.join(sizes)}) on {tensor.device.type}"
 
 
 class _Unshard(torch.autograd.Function):
@@ -47,8 +47,9 @@ class _Unshard(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable  # the sum over the ranks has no derivative here
     def backward(ctx, grad):
-        grad = grad.contiguous().clone()
         group = _transport.group_named(ctx.group)
+        with _group.together(group):
+            grad = grad.contiguous().clone()
         _group.meet(group, f"the backward of unshard of {_described(grad)}")
         _collectives.all_reduce(grad, group)
         return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(group)).to(grad.device)), None, None, None
@@ -118,6 +119,8 @@ class Sharding(_Sharding):
             if dist.get_world_size(group) != self.ranks:
                 raise InvalidArgument(f"the group has {dist.get_world_size(group)} ranks, but the sharding {self.ranks}")
             dim = self._checked_dim(tensor, dim, self.rows(dist.get_rank(group)))
+            if tensor.layout != torch.strided:
+                raise InvalidArgument(f"the tensor has layout {tensor.layout}; expected torch.strided")
         _group.meet(group, f"unshard of {_described(tensor, dim)} by {self!r}")
         return _Unshard.apply(tensor, self, group, dim)
 
@@ -146,18 +149,22 @@ class Sharding(_Sharding):
         *summed* over the ranks (DDP and FSDP average: multiply the loss by the number of ranks)."""
         group = _transport.group_of(group)
         with _group.together(group):
-            if labels is not None and labels.shape != losses.shape:
-                raise InvalidArgument(f"labels have shape {tuple(labels.shape)}, the losses {tuple(losses.shape)}")
-        _group.meet(group, "mean_loss")
-        if labels is not None:
-            valid = labels != ignore_index
-            losses = losses.where(valid, torch.zeros_like(losses))
-            count = valid.sum(dtype=torch.float64)
-        else:
-            count = torch.tensor(float(losses.numel()), dtype=torch.float64, device=losses.device)
-        count = count.clone()
+            if not isinstance(losses, torch.Tensor):
+                raise InvalidArgument(f"losses ({losses!r}) must be a tensor, of this rank's tokens")
+            if labels is None:
+                count = torch.tensor(float(losses.numel()), dtype=torch.float64, device=losses.device)
+            else:
+                if labels.shape != losses.shape or labels.device != losses.device:
+                    raise InvalidArgument(
+                        f"labels have shape {tuple(labels.shape)} on {labels.device}, the losses {tuple(losses.shape)} on {losses.device}"
+                    )
+                valid = labels != _check.integer(ignore_index, "ignore_index")
+                losses = losses.where(valid, torch.zeros_like(losses))
+                count = valid.sum(dtype=torch.float64)
+            local = losses.sum(dtype=torch.float32)
+        _group.meet(group, f"mean_loss on {local.device.type}")
         _collectives.all_reduce(count, group)
-        total = _SumOverRanks.apply(losses.sum(dtype=torch.float32), group)
+        total = _SumOverRanks.apply(local, group)
         return total / count.clamp(min=1.0).to(total.dtype)
 
     def _checked_dim(self, tensor, dim, expected):
