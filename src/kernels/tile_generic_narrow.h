@@ -50,7 +50,7 @@ void narrow_block(const ForwardTile& tile, const FewRows& keys, FarLines far, co
       step(e + i * kDepths);
     }
   }
-  for (; e < depth; e += kDepths) step(e);
+  for (; e < depth; e += kDepths) far.fetch<(kLines + kSteps - 1) / kSteps>(), step(e);
   const Reg cap = Isa::set1(tile.softcap), inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
   RINGSPAN_UNROLL for (int i = 0; i < kFewKeys; i += kDepths) {
     Reg group[kDepths];

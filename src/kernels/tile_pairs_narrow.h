@@ -62,7 +62,7 @@ void narrow_pair_block(const ForwardTile& tile, const Word* keys, std::int64_t s
       step(e + i * kWords);
     }
   }
-  for (; e < depth; e += kWords) step(e);
+  for (; e < depth; e += kWords) far.fetch<(kLines + kSteps - 1) / kSteps>(), step(e);
   const Reg scale = Isa::set1(tile.scale), cap = Isa::set1(tile.softcap);
   const Reg inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
   RINGSPAN_UNROLL for (int i = 0; i < kNarrowKeys; i += kDepths) {

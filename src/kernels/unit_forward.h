@@ -222,7 +222,7 @@ class UnitForward {
     if (keys.end < end) {
       source.next = key_row(unit_, task, task.*rows, keys.end);
       source.next_stride = source.stride;
-    } else if (next_ != nullptr && next_->k_count > 0) {
+    } else if (next_ != nullptr && next_->k_count > 0 && !heads_of_unit(*next_, next_unit_, params_.shape.group).empty()) {
       source.next = key_row(next_unit_, *next_, next_->*rows, 0);
       source.next_stride = (next_->*rows).row_stride;
     }

@@ -94,8 +94,8 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
     draw(options);
     return kOk;
   }
+  ProgressLine line(true);
   if (options.rank < 0) {
-    ProgressLine line(true);
     const auto begin = std::chrono::steady_clock::now();
     const internal::RankCosts costs(problem.problem, problem.plan, [&](int planned) {
       line.show("planning", static_cast<double>(planned) / problem.problem.ranks,
@@ -105,7 +105,9 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
     fmt::print("{}\n", options.json ? costs.to_json() : costs.to_string());
     return kOk;
   }
+  line.say("planning");  // seldom long, as of LongNet dealt in stripes
   const Plan plan = make_plan(problem.problem, problem.plan, options.rank);
+  line.clear();
   fmt::print("{}\n", options.json ? plan.to_json() : plan.to_string());
   return kOk;
 }
