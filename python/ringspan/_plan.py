@@ -6,7 +6,7 @@ import html
 from . import _check, _core
 from ._core import PlanOptions, Problem
 from ._pattern import pattern_of
-from ._sharding import Sharding, canonical
+from ._sharding import Sharding, both_sides
 from ._threads import checked_threads, num_threads
 from .errors import InvalidArgument
 
@@ -39,7 +39,7 @@ def _tile(tile, name):
 def make_problem(
     *, batch, tokens_q, tokens_k, heads, kv_heads, head_dim, head_dim_v, dtype, pattern, cu_seqlens_q=(), cu_seqlens_k=(),
     lengths_q=(), lengths_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
-    sharding="contiguous", sharding_k=None,
+    sharding="contiguous", sharding_k=None, replicated_q=False,
 ):  # fmt: skip
     """A Problem; its pattern is a checked value."""
     problem = Problem()
@@ -63,6 +63,7 @@ def make_problem(
     problem.dropout, problem.seed = _check.number(dropout, "dropout_p"), _check.seed(seed, "seed")
     problem.sharding_q = sharding
     problem.sharding_k = sharding_k if sharding_k is not None else sharding
+    problem.replicated_q = replicated_q
     return problem
 
 
@@ -197,7 +198,7 @@ class Plan:
         rows = [
             ("pattern", str(problem.pattern)),
             ("tokens", f"{problem.tokens_q:,}" + (f" x {problem.tokens_k:,}" if problem.tokens_k != problem.tokens_q else "")),
-            ("ranks", f"{problem.ranks}, {problem.sharding_q}; this is rank {self.rank}"),
+            ("ranks", f"{problem.ranks}, {_sharded(problem)}; this is rank {self.rank}"),
             ("strategy", self.strategy),
             ("pairs of this rank", f"{self.pairs:,}"),
             ("memory, forward", _bytes(self._core.memory_bytes(False))),
@@ -209,6 +210,12 @@ class Plan:
         return f"<div><table>{table}</table>{picture}</div>"
 
 
+def _sharded(problem):
+    if problem.replicated_q:
+        return f"queries on every rank, keys {problem.sharding_k}"
+    return problem.sharding_q if problem.sharding_k == problem.sharding_q else f"{problem.sharding_q}, keys {problem.sharding_k}"
+
+
 def _planned(problem, options, rank):
     return Plan(_core.make_plan(problem, options, rank), options)
 
@@ -218,7 +225,8 @@ def plan(
     kv_heads: int | None = None, head_dim: int = 64, head_dim_v: int | None = None, dtype: str = "float32",
     pattern: _core.Pattern | str | None = None, causal: bool = False, window: tuple[int, int] | None = None, cu_seqlens=None,
     cu_seqlens_k=None, lengths=None, lengths_k=None, scale: float | None = None, softcap: float = 0.0, dropout_p: float = 0.0,
-    alibi: bool = False, sinks: bool = False, sharding: Sharding | str = "zigzag", strategy: str = "auto", backward: bool = True,
+    alibi: bool = False, sinks: bool = False, sharding: Sharding | str = "zigzag",
+    sharding_k: Sharding | str | None = None, replicated_q: bool = False, strategy: str = "auto", backward: bool = True,
     memory_budget: int = 0, bucket_rows: int = 0, kernel: str = "", partials: str = "float32", threads: int | None = None,
     tile: tuple[int, int] | None = None, backward_tile: tuple[int, int] | None = None, device: str = "cpu", host_tensors: bool = False,
 ) -> Plan:  # fmt: skip
@@ -232,12 +240,13 @@ def plan(
     """
     tokens, ranks = _check.integer(tokens, "tokens", 0), _check.integer(ranks, "ranks", 1, _check.INT32)
     rank = _check.integer(rank, "rank", 0, _check.INT32)
-    if isinstance(sharding, Sharding):
-        if (sharding.tokens, sharding.ranks) != (tokens, ranks):
-            raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens} over {ranks}")
-        sharding = sharding.kind
+    replicated_q = _check.flag(replicated_q, "replicated_q")
+    queries, keys = both_sides(sharding, sharding_k, replicated_q)
     lengths, lengths_k = _check.integers(lengths, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
-    tokens_k = tokens if tokens_k is None else tokens_k
+    tokens_k = tokens if tokens_k is None else _check.integer(tokens_k, "tokens_k", 0)
+    for dealt, count, name in ((queries, tokens, ""), (keys, tokens_k, " of keys")):
+        if dealt.mismatch(count, ranks):
+            raise InvalidArgument(f"{dealt.mismatch(count, ranks)}; expected {count}{name} over {ranks}")
     if lengths and not lengths_k and tokens_k != tokens:
         raise InvalidArgument(f"lengths are given, but lengths_k are not, and there are {tokens} tokens and {tokens_k} of keys; give both")
     problem = make_problem(
@@ -260,7 +269,9 @@ def plan(
         sinks=sinks,
         dropout=dropout_p,
         ranks=ranks,
-        sharding=canonical(sharding),
+        sharding=queries.kind,
+        sharding_k=keys.kind,
+        replicated_q=replicated_q,
     )
     options = make_options(
         strategy=strategy, backward=backward, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,

@@ -2,6 +2,7 @@
 
 import functools
 import reprlib
+from typing import NamedTuple
 
 import numpy as np
 
@@ -80,3 +81,30 @@ class Sharding:
 
     def __hash__(self):
         return hash((self.kind, self.tokens, self.ranks))
+
+
+class Dealt(NamedTuple):
+    """How the tokens of q, or of k and v, are dealt. tokens, ranks: of a Sharding what it is for; -1: a name was given, which is for any."""
+
+    kind: str
+    tokens: int
+    ranks: int
+
+    @classmethod
+    def of(cls, sharding, checked=canonical):
+        return cls(sharding.kind, sharding.tokens, sharding.ranks) if isinstance(sharding, Sharding) else cls(checked(sharding), -1, -1)
+
+    def mismatch(self, tokens, ranks):
+        """"" where it is for so many tokens and ranks, else the beginning of a message."""
+        if self.tokens < 0 or (self.tokens, self.ranks) == (tokens, ranks):
+            return ""
+        return f"sharding is of {self.tokens} tokens over {self.ranks} ranks"
+
+
+def both_sides(sharding, sharding_k, replicated_q, checked=canonical):
+    """(of q, of k and v). Queries that every rank has are dealt to none, but each has an owner, who merges what others computed for it."""
+    queries = Dealt.of(sharding, checked)
+    if replicated_q:
+        owners = "contiguous" if queries.kind.startswith("explicit") else queries.kind
+        return Dealt(owners, -1, -1), queries if sharding_k is None else Dealt.of(sharding_k, checked)
+    return queries, Dealt(queries.kind, -1, -1) if sharding_k is None else Dealt.of(sharding_k, checked)

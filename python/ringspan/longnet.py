@@ -202,9 +202,12 @@ class MultiheadDilatedAttention(nn.Module):
     def _positions(self, q, k, positions, options):
         if q.shape[1] != k.shape[1]:
             raise InvalidArgument(f"query has {q.shape[1]} tokens and key {k.shape[1]}; rotated, they must be the same tokens")
+        options = {**self.attention._call.options, **options}  # those of this call count
+        for name in ("sharding_k", "replicated_q"):
+            if options.get(name):
+                raise InvalidArgument(f"{name} ({options[name]!r}) deals keys in another way than queries; rotated, they must be the same tokens")
         if positions is not None:
             return positions
-        options = {**self.attention._call.options, **options}  # those of this call count
         group, sharding = options["group"], options["sharding"]
         if group is not None:
             if not isinstance(sharding, Sharding):

@@ -80,6 +80,7 @@ void bind_problem(nb::module_& module) {
       .def_rw("dropout", &Problem::dropout)
       .def_rw("seed", &Problem::seed)
       .def_rw("ranks", &Problem::ranks)
+      .def_rw("replicated_q", &Problem::replicated_q)
       .def_prop_rw(
           "dtype", [](const Problem& p) { return std::string(to_string(p.dtype)); },
           [](Problem& p, const std::string& name) { p.dtype = parse_dtype(name); })

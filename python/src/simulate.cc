@@ -68,11 +68,17 @@ class LocalTensor {
 // Makes a rank's tensors: the query or the key side, of a width in elements, in the storage dtype or in float32.
 class Locals {
  public:
-  explicit Locals(const internal::PlanData& plan) : plan_(plan) {}
+  explicit Locals(const internal::PlanData& plan) : plan_(plan), held_q_(plan.shard_q) {
+    const std::int64_t tokens = plan.problem.tokens_q;
+    if (plan.problem.replicated_q) held_q_ = {.pieces = {{0, 1, tokens}}, .rows = tokens};
+  }
 
-  LocalTensor queries(int width) const { return make(plan_.shard_q, plan_.problem.heads, width, size_of(plan_.problem.dtype)); }
+  // Of queries that every rank holds the results are the same on all.
+  bool gives_queries() const { return !plan_.problem.replicated_q || plan_.rank == 0; }
+
+  LocalTensor queries(int width) const { return make(held_q_, plan_.problem.heads, width, size_of(plan_.problem.dtype)); }
   LocalTensor keys(int width) const { return make(plan_.shard_k, plan_.problem.kv_heads, width, size_of(plan_.problem.dtype)); }
-  LocalTensor statistics() const { return make(plan_.shard_q, plan_.problem.heads, 1, 4); }
+  LocalTensor statistics() const { return make(held_q_, plan_.problem.heads, 1, 4); }
 
  private:
   LocalTensor make(const Shard& shard, int heads, int width, std::int64_t element) const {
@@ -80,6 +86,7 @@ class Locals {
   }
 
   const internal::PlanData& plan_;
+  Shard held_q_;
 };
 
 std::int64_t saved_bytes(const internal::PlanData& plan) {
@@ -130,8 +137,10 @@ void simulate_forward(const std::vector<Plan>& plans, const ForwardTensors& whol
     Attention attention(plan, communicator);
     attention.forward(tensors);
     attention.copy_saved(saved.subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
-    o.scatter(whole.o);
-    lse.scatter(whole.lse);
+    if (locals.gives_queries()) {
+      o.scatter(whole.o);
+      lse.scatter(whole.lse);
+    }
   });
 }
 
@@ -173,7 +182,7 @@ void simulate_backward(const std::vector<Plan>& plans, const BackwardTensors& wh
     Attention attention(plan, communicator);
     attention.restore_saved(saved.subspan(offsets[rank], offsets[rank + 1] - offsets[rank]));
     attention.backward(tensors);
-    dq.scatter(whole.dq);
+    if (locals.gives_queries()) dq.scatter(whole.dq);
     dk.scatter(whole.dk);
     dv.scatter(whole.dv);
     // Every rank has the sum over all ranks.

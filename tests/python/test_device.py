@@ -477,11 +477,12 @@ def test_partials_of_no_library_are_refused():
 
 
 def _text():
+    from ringspan._sharding import Dealt
     from ringspan.torch._spec import encode, with_backward
 
     names = encode.__code__.co_varnames[: encode.__code__.co_argcount]
     values = dict(pattern="full", causal=False, window=None, documents=False, scale=None, softcap=0.0, dropout=0.0,
-                  seeded=False, ranks=0, sharding="contiguous", sharding_tokens=-1, sharding_ranks=-1, strategy="auto", layout="bshd",
+                  seeded=False, ranks=0, sharding=Dealt.of("contiguous"), sharding_k=Dealt.of("contiguous"), strategy="auto", layout="bshd",
                   deadline=30.0)  # fmt: skip
-    zeros = ("memory_budget", "bucket_rows", "host_tensors", "deterministic")
+    zeros = ("replicated_q", "memory_budget", "bucket_rows", "host_tensors", "deterministic")
     return with_backward(encode(*(values.get(name, 0 if name in zeros else "") for name in names)))

@@ -304,10 +304,12 @@ def test_a_capture_is_refused(monkeypatch):
 
 
 def _text():
+    from ringspan._sharding import Dealt
     from ringspan.torch._spec import encode, with_backward
 
+    dealt = Dealt.of("contiguous")
     return with_backward(encode(
         pattern="full", causal=False, window=None, documents=False, scale=None, softcap=0.0, dropout=0.0, seeded=False, ranks=0,
-        sharding="contiguous", sharding_tokens=-1, sharding_ranks=-1, strategy="auto", layout="bshd", deadline=30.0, memory_budget=0,
+        sharding=dealt, sharding_k=dealt, replicated_q=False, strategy="auto", layout="bshd", deadline=30.0, memory_budget=0,
         bucket_rows=0, kernel="", device="cuda-emulated", host_tensors=True, deterministic=True,
     ))  # fmt: skip

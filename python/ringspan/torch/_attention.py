@@ -9,7 +9,7 @@ import torch
 from .. import _check
 from .._core import Pattern, PlanOptions
 from .._pattern import causal_flag, text_of, window_pair
-from .._sharding import Sharding, canonical
+from .._sharding import Sharding, both_sides, canonical
 from ..errors import InvalidArgument, UnknownArgument, Unsupported
 from . import _device, _execute, _group, _ops, _transport
 from ._call import DTYPES
@@ -41,6 +41,15 @@ _ELSEWHERE = {
     "max_seqlen_k": "leave it out: it follows from cu_seqlens",
     "return_attn_probs": "probabilities are never formed; return_lse=True returns the log-sum-exp",
     "block_table": "paged keys are not supported",
+    "page_table": "paged keys are not supported",
+    "cache_seqlens": "it is lengths_k= here: tokens of each batch item's keys that are there",
+    "seqlens_k": "it is lengths_k= here: tokens of each batch item's keys that are there",
+    "seqused_k": "it is lengths_k= here: tokens of each batch item's keys that are there",
+    "k_cache": "give the cache as k and v, with lengths_k= where it is not full; fronts.flash_attn has flash_attn_with_kvcache",
+    "kv_cache": "give the cache as k and v, with lengths_k= where it is not full; fronts.flash_attn has flash_attn_with_kvcache",
+    "past_key_values": "give the cache as k and v, with lengths_k= where it is not full",
+    "cache_position": "causal=True puts the last query at the last key: give k and v up to there, or lengths_k=",
+    "q_offset": "causal=True puts the last query at the last key: give k and v up to there, or lengths_k=",
     "process_group": "it is group= here",
     "key_padding_mask": "give lengths= for padding at the end",
     "attn_bias": "a bias is not added to the scores; alibi_slopes= are linear ones, pattern= and lengths= say who attends whom",
@@ -138,12 +147,16 @@ def _seed(dropout_p, dropout_seed):
     return torch.tensor([dropout_seed if dropout_seed < 2**63 else dropout_seed - 2**64], dtype=torch.int64, device="cpu")
 
 
-def _check_alone(strategy, sharding, tokens):
+def _check_alone(strategy, queries, keys, sharding_k, replicated_q):
     """Without group and ranks nothing is dealt: what says otherwise is mostly a forgotten group, where each rank would attend to its
     own shard only."""
     wanted = "give group= (processes), or ranks= (simulated in this process); without them this process computes alone"
-    if isinstance(sharding, Sharding) and (sharding.tokens, sharding.ranks) != (tokens, 1):
-        raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks, but q has {tokens} tokens on one: {wanted}")
+    for (dealt, tokens), name in ((queries, "q"), (keys, "k")):
+        if dealt.mismatch(tokens, 1):
+            raise InvalidArgument(f"{dealt.mismatch(tokens, 1)}, but {name} has {tokens} tokens on one: {wanted}")
+    for name, value in (("replicated_q", replicated_q or None), ("sharding_k", sharding_k)):
+        if value is not None:
+            raise InvalidArgument(f"{name} ({value!r}) is for several ranks: {wanted}")
     if not torch.compiler.is_compiling():
         PlanOptions().strategy = strategy  # refuses what is none
     if strategy not in ("auto", "local"):
@@ -183,6 +196,8 @@ def attention(
     group: "torch.distributed.ProcessGroup | torch.distributed.DeviceMesh | None" = None,
     ranks: int | None = None,
     sharding: Sharding | str = "zigzag",
+    sharding_k: Sharding | str | None = None,
+    replicated_q: bool = False,
     strategy: str = "auto",
     layout: str = "bshd",
     return_lse: bool = False,
@@ -222,6 +237,9 @@ def attention(
       every rank of the group makes the same call
     - `ranks`: N: whole tensors, computed as N ranks would, in threads of this process (for tests and studies)
     - `sharding`: a name, or a Sharding; with a name the tokens are the sum of what the ranks hold, dealt as the name says
+    - `sharding_k`: how k and v are dealt, where that is not how q is
+    - `replicated_q`: every rank has all of q and d_out and gets all of o, lse and dq, in the same bits; k, v, dk and dv are this rank's shards
+      of `sharding`. For decoding over a cache that is spread over the ranks
     - `strategy`: `"auto"`, `"ring"`, `"exchange"`, `"all-gather"`, `"ulysses"`, `"pass-q"`, `"local"`
     - `deadline`: seconds without a sign of life of another rank after which all fail; see set_deadline
     - `memory_budget`: bytes per rank (0: unlimited); `bucket_rows`: rows that travel at once (0: as the planner thinks best)
@@ -263,7 +281,8 @@ def attention(
         inputs, text = _prepare(
             q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
             lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
-            dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, strategy=strategy, layout=layout,
+            dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, sharding_k=sharding_k, replicated_q=replicated_q,
+            strategy=strategy, layout=layout,
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
             device=device, host_tensors=host_tensors, deterministic=deterministic, partials=partials,
         )  # fmt: skip
@@ -282,7 +301,7 @@ def attention(
 def _prepare(
     q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
     dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
-    host_tensors=False, deterministic=True, partials="float32",
+    sharding_k=None, replicated_q=False, host_tensors=False, deterministic=True, partials="float32",
 ):  # fmt: skip
     """The inputs of the op and its spec."""
     if not torch.compiler.is_compiling():
@@ -319,24 +338,22 @@ def _prepare(
     if not 0.0 <= dropout_p < 1.0:
         raise InvalidArgument(f"dropout_p ({dropout_p}) must be in [0, 1)")
     seed = _seed(dropout_p, dropout_seed)
-    sharding_tokens, sharding_ranks = -1, -1
-    if isinstance(sharding, Sharding):
-        kind, sharding_tokens, sharding_ranks = sharding.kind, sharding.tokens, sharding.ranks
-    else:
-        kind = sharding if torch.compiler.is_compiling() else canonical(sharding)
+    replicated_q = _check.flag(replicated_q, "replicated_q")
+    queries, keys = both_sides(sharding, sharding_k, replicated_q, str if torch.compiler.is_compiling() else canonical)
     strategy = _check.text(strategy, "strategy")
     if group is None and ranks is None:
-        _check_alone(strategy, sharding, q.shape[1])
+        _check_alone(strategy, (queries, q.shape[1]), (keys, k.shape[1]), sharding_k, replicated_q)
     if ranks is not None:
         ranks = _check.integer(ranks, "ranks", 1, _check.INT32)
         if host_tensors and ranks > 1:
             raise Unsupported(f"ranks ({ranks}) are simulated on tensors in the memory of the device; with host_tensors there is one rank")
-        if sharding_tokens >= 0 and (sharding_tokens, sharding_ranks) != (q.shape[1], ranks):
-            raise InvalidArgument(f"sharding is of {sharding_tokens} tokens over {sharding_ranks} ranks; expected {q.shape[1]} over {ranks}")
+        for dealt, tokens, name in ((queries, q.shape[1], "q"), (keys, k.shape[1], "k")):
+            if dealt.mismatch(tokens, ranks):
+                raise InvalidArgument(f"{dealt.mismatch(tokens, ranks)}; expected {tokens} of {name} over {ranks}")
     text = encode(
         text_of(pattern), causal_flag(causal), window_pair(window), cu_q is not None,
         None if scale is None else _check.number(scale, "scale"), _check.number(softcap, "softcap"), dropout_p,
-        seed is not None and dropout_seed is not None, 0 if ranks is None else ranks, kind, sharding_tokens, sharding_ranks, strategy, layout,
+        seed is not None and dropout_seed is not None, 0 if ranks is None else ranks, queries, keys, replicated_q, strategy, layout,
         _check.positive(deadline, "deadline"), _check.integer(memory_budget, "memory_budget", 0), _check.integer(bucket_rows, "bucket_rows", 0),
         _check.text(kernel, "kernel"), device, host_tensors, _check.flag(deterministic, "deterministic"), partials,
     )  # fmt: skip

@@ -26,6 +26,10 @@ def hashed(name, value):
     return (name, text_hash(text), text)
 
 
+def _shown(dealt):
+    return dealt.kind if dealt.tokens < 0 else f"{dealt.kind} of {dealt.tokens} tokens over {dealt.ranks} ranks"
+
+
 class Call:
     """What a call of an op computes, but for the lengths of other ranks."""
 
@@ -45,7 +49,8 @@ class Call:
             batch=b, tokens_q=tokens_q, tokens_k=tokens_k, heads=h, kv_heads=h_k, head_dim=d, head_dim_v=d_v, dtype=dtype,
             pattern=s.pattern, cu_seqlens_q=self.lists[0], cu_seqlens_k=self.lists[1], lengths_q=self.lists[2],
             lengths_k=self.lists[3], scale=s.scale, softcap=s.softcap, alibi=self.alibi, sinks=self.sinks, dropout=s.dropout,
-            ranks=ranks, sharding=s.sharding if ranks > 1 else "contiguous",
+            ranks=ranks, sharding=s.sharding.kind if ranks > 1 else "contiguous",
+            sharding_k=s.sharding_k.kind if ranks > 1 else "contiguous", replicated_q=s.replicated_q and ranks > 1,
         )  # fmt: skip
 
     def options(self, threads, ranks):
@@ -60,8 +65,6 @@ class Call:
         """What must be equal on all ranks: (name, value, text); the value of a text or a list is its hash, of others the text is None."""
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
         s = self.spec
-
-        sharding = s.sharding if s.sharding_tokens < 0 else f"{s.sharding} of {s.sharding_tokens} tokens over {s.sharding_ranks} ranks"
         return [
             ("the pass (0 forward, 1 backward)", int(backward), None),
             ("device (0 cpu, 1 cuda, 2 cuda-emulated)", _device.KINDS.index(self.place.kind), None),
@@ -82,7 +85,9 @@ class Call:
             hashed("dropout_p", s.dropout),
             ("alibi_slopes", int(self.alibi), None),
             ("sinks", int(self.sinks), None),
-            hashed("sharding", sharding),
+            hashed("sharding", _shown(s.sharding)),
+            hashed("sharding_k", _shown(s.sharding_k)),
+            ("replicated_q", int(s.replicated_q), None),
             hashed("strategy", s.strategy),
             ("whether gradients are needed", int(s.backward), None),
             ("memory_budget", s.memory_budget, None),

@@ -9,12 +9,14 @@ much larger it has to be is different on each rank. A training run has one sessi
 """
 
 import contextlib
+import operator
 import re
 import threading
 import warnings
 from collections import OrderedDict
 
 import torch
+import torch.distributed as dist
 
 from .. import _core
 from .._threads import num_threads
@@ -278,20 +280,33 @@ class _Group:
         key = (spec.text, tuple(record[3:5] for record in records))
         known = self._lengths.get(key)
         if known is None:
-            known = tuple(self._check_side(spec, [record[side] for record in records], name) for side, name in ((3, "q"), (4, "k")))
+            queries, keys = ([record[side] for record in records] for side in (3, 4))
+            known = self._check_equal(queries) if spec.replicated_q else self._check_side(spec.sharding, queries, "q"), \
+                self._check_side(spec.sharding_k, keys, "k")  # fmt: skip
             self._lengths.put(key, known)
         return known
 
-    def _check_side(self, spec, local, name):
+    @staticmethod
+    def _check_equal(local):
+        """The length of q on every rank; raises, on all ranks alike, where it is not the same."""
+        for rank, tokens in enumerate(local):
+            if tokens != local[0]:
+                raise InvalidArgument(f"q has {tokens} tokens on rank {rank}, but {local[0]} on rank 0; with replicated_q=True every rank has all queries")
+        return local[0]
+
+    @staticmethod
+    def _check_side(dealt, local, name):
         """The sum of the local lengths; raises, on all ranks alike, where it is not dealt as the sharding says."""
         tokens, ranks = sum(local), len(local)
-        if spec.sharding_tokens >= 0 and name == "q" and (spec.sharding_tokens, spec.sharding_ranks) != (tokens, ranks):
-            raise InvalidArgument(f"sharding is of {spec.sharding_tokens} tokens over {spec.sharding_ranks} ranks, but the ranks of the "
-                                  f"group hold {tokens} tokens of q over {ranks}")  # fmt: skip
-        expected = [_core.shard_rows(spec.sharding, tokens, ranks, rank) for rank in range(ranks)]
+        if dealt.mismatch(tokens, ranks):
+            raise InvalidArgument(f"{dealt.mismatch(tokens, ranks)}, but the ranks of the group hold {tokens} tokens of {name} over {ranks}")
+        try:
+            expected = [_core.shard_rows(dealt.kind, tokens, ranks, rank) for rank in range(ranks)]
+        except InvalidArgument as error:
+            raise InvalidArgument(f"{name}: {error}; where keys are dealt in another way than queries, say how by sharding_k=") from None
         if expected != local:
             rank = next(r for r in range(ranks) if expected[r] != local[r])
-            raise InvalidArgument(f"{name} has {local[rank]} tokens on rank {rank}, but sharding '{spec.sharding}' deals {expected[rank]} "
+            raise InvalidArgument(f"{name} has {local[rank]} tokens on rank {rank}, but sharding '{dealt.kind}' deals {expected[rank]} "
                                   f"of {tokens} tokens over {ranks} ranks to it; shard with ringspan.torch.Sharding")  # fmt: skip
         return tokens
 
@@ -355,11 +370,19 @@ def keeps_o(spec, q):
     return not spec.host_tensors and ((q.dtype != torch.float32 and not spec.rounds_o) or spec.pattern.states > 1)
 
 
-def saved_bytes(spec, q, v):
+def saved_bytes(spec, q, v, group):
     states = spec.pattern.states
     if not spec.backward or not keeps_o(spec, q):
         return 0
-    return 4 * states * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[3]
+    return 4 * states * q.shape[0] * _owned_rows(spec, q, group) * q.shape[2] * v.shape[3]
+
+
+def _owned_rows(spec, q, group):
+    """Of the rows of q those that this rank merges; simulated ranks together own all."""
+    if not (spec.replicated_q and group):
+        return q.shape[1]
+    members = _transport.group_named(group)
+    return _core.shard_rows(spec.sharding.kind, operator.index(q.shape[1]), dist.get_world_size(members), dist.get_rank(members))
 
 
 def _vectors(place, alibi, sinks, heads):
@@ -378,7 +401,7 @@ def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
         alibi, sinks = place.vector(alibi), place.vector(sinks)
         o = empty_rows(q, v.shape[3], call.spec.layout, **place.memory)
         lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, **place.memory)
-        saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8, device=q.device)
+        saved = torch.empty(saved_bytes(call.spec, q, v, group), dtype=torch.uint8, device=q.device)
         number = empty_number(q, group)
     tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
     named = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=saved.numel())

@@ -11,8 +11,10 @@ from ._device import handle_of
 
 
 def _positions(place, plans, of_queries):
-    """Each rank's positions, as tensors of the device."""
+    """Of each rank the positions in its tensors, as tensors of the device."""
     problem = plans[0].problem
+    if of_queries and problem.replicated_q:
+        return [torch.arange(problem.tokens_q, device=place.device)] * len(plans)
     kind, tokens = (problem.sharding_q, problem.tokens_q) if of_queries else (problem.sharding_k, problem.tokens_k)
     sharding = Sharding(kind, tokens=tokens, ranks=len(plans))
     return [torch.from_numpy(sharding.positions(rank).copy()).to(place.device) for rank in range(len(plans))]

@@ -10,9 +10,9 @@ from operator import index
 from .._core import Pattern, PlanOptions
 from .._pattern import combined
 from .._plan import LIBRARIES
-from .._sharding import canonical
+from .._sharding import Dealt, canonical
 
-FORMAT = 3  # raise it with every change of an op's schema: torch's cache of compiled graphs knows the calls, this text in them, no schema
+FORMAT = 4  # raise it with every change of an op's schema: torch's cache of compiled graphs knows the calls, this text in them, no schema
 _BACKWARD = 14  # the field of the text
 
 
@@ -26,9 +26,9 @@ class Spec:
     dropout: float
     seeded: bool  # dropout_seed is given, on all ranks the same
     ranks: int  # simulated in this process; 0: not
-    sharding: str
-    sharding_tokens: int  # -1: a name was given; the sum of the local lengths counts
-    sharding_ranks: int
+    sharding: Dealt
+    sharding_k: Dealt
+    replicated_q: bool
     strategy: str
     layout: str
     backward: bool
@@ -47,7 +47,7 @@ class Spec:
         return not self.deterministic or self.kernel in LIBRARIES
 
 
-def encode(pattern, causal, window, documents, scale, softcap, dropout, seeded, ranks, sharding, sharding_tokens, sharding_ranks,
+def encode(pattern, causal, window, documents, scale, softcap, dropout, seeded, ranks, sharding, sharding_k, replicated_q,
            strategy, layout, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic,
            partials="float32"):  # fmt: skip
     """Only formatting: this is traced by torch.compile. Whether gradients are needed is known below: with_backward."""
@@ -55,9 +55,18 @@ def encode(pattern, causal, window, documents, scale, softcap, dropout, seeded, 
     scale_text = "" if scale is None else f"{scale!r}"  # repr() of a number that changes cannot be traced
     return (
         f"{FORMAT}|{pattern}|{int(causal)}|{bounds}|{int(documents)}|{scale_text}|{softcap!r}|{dropout!r}|{index(ranks)}|"
-        f"{sharding}|{index(sharding_tokens)}|{index(sharding_ranks)}|{strategy}|{layout}|0|{deadline!r}|{index(memory_budget)}|"
+        f"{_side(sharding)}|{_side(sharding_k)}|{int(replicated_q)}|{strategy}|{layout}|0|{deadline!r}|{index(memory_budget)}|"
         f"{index(bucket_rows)}|{kernel}|{device}|{int(host_tensors)}|{int(deterministic)}|{partials}|{int(seeded)}"
     )
+
+
+def _side(dealt):
+    return f"{dealt.kind}@{index(dealt.tokens)}@{index(dealt.ranks)}"
+
+
+def _dealt(text):
+    kind, tokens, ranks = text.split("@")
+    return Dealt(canonical(kind), int(tokens), int(ranks))
 
 
 @functools.lru_cache(maxsize=1024)
@@ -71,7 +80,7 @@ def with_backward(text):
 @functools.lru_cache(maxsize=1024)
 def decode(text):
     """Raises InvalidArgument where the pattern, the window, the sharding or the strategy make no sense."""
-    (_, pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_tokens, sharding_ranks, strategy, layout,
+    (_, pattern, causal, bounds, documents, scale, softcap, dropout, ranks, sharding, sharding_k, replicated_q, strategy, layout,
      backward, deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials, seeded) = text.split("|")  # fmt: skip
     window = tuple(int(bound) for bound in bounds.split(",")) if bounds else None
     PlanOptions().strategy = strategy  # refuses what is none
@@ -84,9 +93,9 @@ def decode(text):
         dropout=float(dropout),
         seeded=seeded == "1",
         ranks=int(ranks),
-        sharding=canonical(sharding),
-        sharding_tokens=int(sharding_tokens),
-        sharding_ranks=int(sharding_ranks),
+        sharding=_dealt(sharding),
+        sharding_k=_dealt(sharding_k),
+        replicated_q=replicated_q == "1",
         strategy=strategy,
         layout=layout,
         backward=backward == "1",

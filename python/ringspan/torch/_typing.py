@@ -28,6 +28,8 @@ class Options(TypedDict, total=False):
     group: ProcessGroup | DeviceMesh | None
     ranks: int | None
     sharding: Sharding | str
+    sharding_k: Sharding | str | None
+    replicated_q: bool
     strategy: str
     layout: str
     deterministic: bool
