@@ -1,4 +1,4 @@
-"""flash-attn 2: flash_attn_func, flash_attn_varlen_func and their packed forms.
+"""flash-attn 2: flash_attn_func, flash_attn_varlen_func, their packed forms, and flash_attn_with_kvcache.
 
     from ringspan.fronts.flash_attn import flash_attn_func
 
@@ -8,6 +8,7 @@ logarithm, (batch, heads, tokens) or (heads, total), and differentiable. float32
 always are. With `group` (an extra), q, k, v are this rank's shards.
 """
 
+from ..errors import InvalidArgument
 from ._call import attend, check_offsets, probabilities, refuse, together, unpack, window_of
 
 
@@ -65,6 +66,61 @@ def flash_attn_varlen_qkvpacked_func(qkv, cu_seqlens, max_seqlen, dropout_p=0.0,
                                      return_attn_probs=False):  # fmt: skip
     return flash_attn_varlen_func(*unpack(qkv, "qkv", 3, 1), cu_seqlens, cu_seqlens, max_seqlen, max_seqlen, dropout_p, softmax_scale,
                                   causal, window_size, softcap, alibi_slopes, deterministic, return_attn_probs)  # fmt: skip
+
+
+def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None,
+                            cache_batch_idx=None, cache_leftpad=None, block_table=None, softmax_scale=None, causal=False,
+                            window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
+                            return_softmax_lse=False):  # fmt: skip
+    """q (batch, tokens, heads, head_dim) over the first cache_seqlens (one number, or one per item; None: all) tokens of the caches
+    (batch, most tokens, kv heads, head_dim). With k and v, new tokens, these are written behind them first, and are seen too."""
+    if block_table is not None:
+        refuse("block_table", "a paged KV cache", "gather the pages into k_cache and v_cache before the call")
+    if cache_batch_idx is not None:
+        refuse("cache_batch_idx", "rows of the caches by index", "pass k_cache[cache_batch_idx], and write new tokens into the cache yourself")
+    if cache_leftpad is not None:
+        refuse("cache_leftpad", "padding on the left", "let every item begin at the first token of the cache, with cache_seqlens")
+    if rotary_cos is not None or rotary_sin is not None:
+        refuse("rotary_cos", "rotation inside of the call", "rotate q and k before it")
+    lengths = _cached(q, k_cache, v_cache, cache_seqlens)
+    if k is not None or v is not None:
+        lengths = _append(k_cache, v_cache, k, v, lengths, cache_seqlens)
+    return attend(q, k_cache, v_cache, scale=softmax_scale, causal=causal, window=window_of(window_size), softcap=_softcap(softcap),
+                  alibi_slopes=alibi_slopes, lengths_k=lengths, layout="bshd", return_lse=bool(return_softmax_lse))  # fmt: skip
+
+
+def _cached(q, k_cache, v_cache, cache_seqlens):
+    """Tokens of each item that are in the cache."""
+    if k_cache.dim() != 4 or k_cache.shape[0] != q.shape[0]:
+        raise InvalidArgument(f"k_cache has shape {tuple(k_cache.shape)}; expected ({q.shape[0]}, tokens, kv heads, head_dim)")
+    if v_cache.shape[:3] != k_cache.shape[:3]:
+        raise InvalidArgument(f"v_cache has shape {tuple(v_cache.shape)}; expected (batch, tokens, kv heads) {tuple(k_cache.shape[:3])} of k_cache")
+    if cache_seqlens is None:
+        return [k_cache.shape[1]] * q.shape[0]
+    given = cache_seqlens.tolist() if hasattr(cache_seqlens, "tolist") else cache_seqlens
+    lengths = [int(n) for n in given] if isinstance(given, (list, tuple)) else [int(given)] * q.shape[0]
+    if len(lengths) != q.shape[0] or any(not 0 <= n <= k_cache.shape[1] for n in lengths):
+        raise InvalidArgument(f"cache_seqlens ({lengths}) must be {q.shape[0]} numbers in [0, {k_cache.shape[1]}], the tokens of k_cache")
+    return lengths
+
+
+def _append(k_cache, v_cache, k, v, lengths, cache_seqlens):
+    """Writes k and v behind what is cached; tokens of each item that are in the cache then."""
+    import torch
+
+    if k is None or v is None or cache_seqlens is None:
+        missing = "k" if k is None else "v" if v is None else "cache_seqlens"
+        raise InvalidArgument(f"{missing} is missing: new tokens are k and v, written into the caches at cache_seqlens")
+    for name, rows, cache in (("k", k, k_cache), ("v", v, v_cache)):
+        if rows.dim() != 4 or rows.shape[0] != cache.shape[0] or rows.shape[1] != k.shape[1] or rows.shape[2:] != cache.shape[2:]:
+            raise InvalidArgument(f"{name} has shape {tuple(rows.shape)}; expected {(cache.shape[0], k.shape[1], *cache.shape[2:])}")
+    ends = [n + k.shape[1] for n in lengths]
+    if max(ends, default=0) > k_cache.shape[1]:
+        raise InvalidArgument(f"cache_seqlens ({lengths}) and {k.shape[1]} new tokens need {max(ends)} of the cache, which has {k_cache.shape[1]}")
+    items = torch.arange(len(lengths), device=k.device)[:, None]
+    tokens = torch.tensor(lengths, device=k.device)[:, None] + torch.arange(k.shape[1], device=k.device)
+    k_cache[items, tokens], v_cache[items, tokens] = k, v
+    return ends
 
 
 def _softcap(softcap):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import dense
-from ringspan import Unsupported
+from ringspan import InvalidArgument, Unsupported
 from ringspan.fronts import flash_attn
 
 B, H, HK, D = 2, 6, 2, 16
@@ -118,3 +118,52 @@ def test_refusals():
         flash_attn.flash_attn_varlen_func(*arguments[:3], cu[:2], cu[:2], 5, 5)
     with pytest.raises(Unsupported, match="it must have as many"):
         flash_attn.flash_attn_varlen_func(*arguments[:4], cu[:2], 5, 5)
+
+
+def test_with_kvcache():
+    names, values = defaults(flash_attn.flash_attn_with_kvcache)
+    assert names[:5] == ["q", "k_cache", "v_cache", "k", "v"] and values == dict(
+        k=None, v=None, rotary_cos=None, rotary_sin=None, cache_seqlens=None, cache_batch_idx=None, cache_leftpad=None, block_table=None,
+        softmax_scale=None, causal=False, window_size=(-1, -1), softcap=0.0, rotary_interleaved=True, alibi_slopes=None, num_splits=0,
+        return_softmax_lse=False,
+    )  # fmt: skip
+    q, k, v, k_new, v_new = (t.detach() for t in dense.tensors((B, 2, H, D), (B, 20, HK, D), (B, 20, HK, D), (B, 2, HK, D), (B, 2, HK, D)))
+    for cached in (torch.tensor([5, 18], dtype=torch.int32), 7, None):
+        for new in ((), (k_new, v_new)):
+            if cached is None and new:
+                continue
+            for bounds in (dict(causal=True), dict(causal=True, window_size=(3, 0)), {}):
+                caches = [k.clone(), v.clone()]
+                out, lse = flash_attn.flash_attn_with_kvcache(q, *caches, *new, cache_seqlens=cached, return_softmax_lse=True, **bounds)
+                lengths = [20, 20] if cached is None else cached.tolist() if isinstance(cached, torch.Tensor) else [cached] * B
+                for b, length in enumerate(lengths):
+                    rows = [torch.cat((t[b : b + 1, :length], *(n[b : b + 1] for n in added)), 1) for t, added in zip((k, v), zip(new) if new else ((), ()))]
+                    n = rows[0].shape[1]
+                    seen = dense.band(2, n, *bounds.get("window_size", (-1,))[:1], causal="causal" in bounds)
+                    expected, expected_lse = dense.attention(q[b : b + 1], *rows, seen)
+                    dense.close("o", out[b : b + 1], expected)
+                    dense.close("lse", lse[b : b + 1], expected_lse)
+                    assert all(torch.equal(cache[b, :n], row[0]) and torch.equal(cache[b, n:], t[b, n:]) for cache, row, t in zip(caches, rows, (k, v)))
+    without = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=[5, 0])
+    assert not without[1].any() and without[0].any()
+
+
+def test_what_kvcache_refuses():
+    q, k, v, k_new = (t.detach() for t in dense.tensors((B, 2, H, D), (B, 20, HK, D), (B, 20, HK, D), (B, 2, HK, D)))
+    before = k.clone()
+    for name in ("block_table", "cache_batch_idx", "cache_leftpad", "rotary_cos"):
+        with pytest.raises(Unsupported, match=name):
+            flash_attn.flash_attn_with_kvcache(q, k, v, **{name: torch.zeros(B, dtype=torch.int32)})
+    for arguments, text in (
+        (dict(cache_seqlens=[5, 21]), r"cache_seqlens \(\[5, 21\]\) must be 2 numbers in \[0, 20\]"),
+        (dict(cache_seqlens=[5]), "must be 2 numbers"),
+        (dict(k=k_new, v=k_new, cache_seqlens=[5, 19]), "need 21 of the cache, which has 20"),
+        (dict(k=k_new, cache_seqlens=5), "v is missing"),
+        (dict(k=k_new, v=k_new), "cache_seqlens is missing"),
+        (dict(k=k_new, v=k_new[:, :1], cache_seqlens=5), r"v has shape \(2, 1, 2, 16\); expected \(2, 2, 2, 16\)"),
+    ):
+        with pytest.raises(InvalidArgument, match=text):
+            flash_attn.flash_attn_with_kvcache(q, k, v, **arguments)
+    with pytest.raises(InvalidArgument, match="v_cache has shape"):
+        flash_attn.flash_attn_with_kvcache(q, k, v[:, :7], k_new, k_new, cache_seqlens=5)
+    assert torch.equal(k, before)
