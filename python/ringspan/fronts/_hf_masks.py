@@ -40,6 +40,11 @@ class Structure:
         left, right = -1 if self.lo is None else -self.lo, -1 if self.hi is None or self.causal else self.hi
         return None if (left, right) == (-1, -1) else (left, right)
 
+    @property
+    def text(self):
+        """Of a pattern in which the last query stands at the last key."""
+        return " & ".join((["causal"] if self.causal else []) + ([f"window:{self.window[0]},{self.window[1]}"] if self.window else []))
+
 
 @dataclasses.dataclass(frozen=True)
 class Sequence:
@@ -114,6 +119,9 @@ def parts_of(structure, batch, tokens_q, tokens_k, shift, keep):
     keys that are not padding, None: all."""
     if structure.documents is not None:
         return _document_parts(structure, batch, tokens_q, tokens_k)
+    filled = tokens_q + shift
+    if structure.causal and 0 <= shift and filled < tokens_k and (keep is None or bool(keep[:, :filled].all())):  # a static cache
+        return (Part(0, batch, structure.text, keys=torch.full((batch,), filled, device="cpu")),)
     lo, hi = (None if bound is None else bound + shift for bound in (structure.lo, structure.hi))
     if keep is None or bool(keep.all()):
         return (Part(0, batch, band_pattern(tokens_q, tokens_k, lo, hi)),)
@@ -130,7 +138,6 @@ def parts_of(structure, batch, tokens_q, tokens_k, shift, keep):
 
 
 def _document_parts(structure, batch, tokens_q, tokens_k):
-    text = " & ".join((["causal"] if structure.causal else []) + ([f"window:{structure.window[0]},{structure.window[1]}"] if structure.window else []))
     parts = []
     for index in range(batch):
         ids = structure.documents[index]
@@ -139,7 +146,7 @@ def _document_parts(structure, batch, tokens_q, tokens_k):
         if parts and parts[-1].cu_seqlens == offsets:
             parts[-1] = dataclasses.replace(parts[-1], count=parts[-1].count + 1)
         else:
-            parts.append(Part(index, 1, text, offsets))
+            parts.append(Part(index, 1, structure.text, offsets))
     return tuple(parts)
 
 

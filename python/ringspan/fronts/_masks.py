@@ -17,12 +17,14 @@ MAX_BLOCKS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The pattern of batch items [first, first + count). pattern None: they attend to nothing."""
+    """The pattern of batch items [first, first + count). pattern None: they attend to nothing. keys: of each item, how many of the keys
+    are there; a tensor, so that a compiled graph serves every number."""
 
     first: int
     count: int
     pattern: str | None
     cu_seqlens: tuple[int, ...] | None = None
+    keys: torch.Tensor | None = dataclasses.field(default=None, compare=False)
 
 
 def lower_mask(mask, batch, heads, tokens_q, tokens_k):
@@ -152,5 +154,5 @@ def attend_parts(q, k, v, parts, **arguments):
             outputs.append(attend(*items, lengths=[0] * part.count, lengths_k=[0] * part.count, layout="bshd", **arguments))
             continue
         documents = None if part.cu_seqlens is None else torch.tensor(part.cu_seqlens, dtype=torch.int64, device="cpu")
-        outputs.append(attend(*items, pattern=part.pattern or None, cu_seqlens=documents, layout="bshd", **arguments))
+        outputs.append(attend(*items, pattern=part.pattern or None, cu_seqlens=documents, lengths_k=part.keys, layout="bshd", **arguments))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -231,7 +231,8 @@ class Front:
             if position_ids.dim() != 2 or not bool((position_ids == expected.to(position_ids.device)).all()):
                 raise InvalidArgument(
                     f"position_ids are not the positions of this rank's tokens under {sharding!r}"
-                    f"{'' if documents is None else ' within the packed sequences'}: take them from shard() or sharding().positions(rank)"
+                    f"{'' if documents is None else ' within the packed sequences'}: take them from shard() or sharding().positions(rank); "
+                    "generate() is not supported over ranks"
                 )
         if mask.parts is not None:
             return mask.parts, sharding

@@ -1,9 +1,11 @@
 """Hugging Face transformers: small random Llama, Qwen2, Qwen3, Gemma2 and Mistral models, against their own eager or sdpa attention."""
 
 import copy
+import unittest.mock
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.distributed as dist
 
 import dense
@@ -214,6 +216,23 @@ def test_generate(kind, more, side, cache):
     assert torch.equal(outputs[0].sequences, outputs[1].sequences)
     for a, b in zip(outputs[0].logits, outputs[1].logits):
         dense.close("logits", a, b)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("kind, more", [("llama", {}), ("qwen2", WINDOWED)])
+def test_a_static_cache_is_one_graph(kind, more):
+    """For the prompt one, for all tokens after it another."""
+    ours, theirs = pair(kind, **more)
+    options = dict(attention_mask=torch.ones(B, N, dtype=torch.long), max_new_tokens=8, do_sample=False, eos_token_id=None, disable_compile=True)
+    expected = theirs.generate(text(), **options)
+    torch._dynamo.reset()
+    counted = torch._dynamo.testing.CompileCounterWithBackend("eager")
+    compiled = torch.compile(ours.forward, backend=counted, fullgraph=True)
+    with unittest.mock.patch.object(ours, "forward", compiled):
+        found = ours.generate(text(), past_key_values=transformers.StaticCache(config=ours.config, max_cache_len=N + 20), **options)
+    torch._dynamo.reset()
+    assert torch.equal(found, expected)
+    assert counted.frame_count == 2
 
 
 def test_packed_by_cu_seq_lens():
