@@ -33,6 +33,9 @@ struct Problem {
   // they attend nobody (o = 0, lse = -inf, gradients 0). Not together with documents.
   std::vector<std::int64_t> lengths_q{};
   std::vector<std::int64_t> lengths_k{};
+  // The first key of each batch item, which then has those from starts_k[b] to starts_k[b] + lengths_k[b] (empty lengths_k: to
+  // the end); empty: 0. Keys before it are padding. Not together with documents.
+  std::vector<std::int64_t> starts_k{};
 
   float scale = 0.0F;    // 0: 1 / sqrt(head_dim)
   float softcap = 0.0F;  // 0: off

@@ -130,6 +130,7 @@ typedef struct ringspan_problem {
   uint64_t cu_seqlens_k_count;
   const int64_t* lengths_q; /* NULL, or a length per batch item */
   const int64_t* lengths_k;
+  const int64_t* starts_k; /* NULL, or the first key of each batch item */
 } ringspan_problem;
 
 typedef struct ringspan_options {

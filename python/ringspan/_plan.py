@@ -38,7 +38,7 @@ def _tile(tile, name):
 
 def make_problem(
     *, batch, tokens_q, tokens_k, heads, kv_heads, head_dim, head_dim_v, dtype, pattern, cu_seqlens_q=(), cu_seqlens_k=(),
-    lengths_q=(), lengths_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
+    lengths_q=(), lengths_k=(), starts_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
     sharding="contiguous", sharding_k=None, replicated_q=False,
 ):  # fmt: skip
     """A Problem; its pattern is a checked value."""
@@ -52,6 +52,7 @@ def make_problem(
     problem.pattern = pattern
     problem.cu_seqlens_q, problem.cu_seqlens_k = _check.offsets(cu_seqlens_q, "cu_seqlens"), _check.offsets(cu_seqlens_k, "cu_seqlens_k")
     problem.lengths_q, problem.lengths_k = _check.integers(lengths_q, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
+    problem.starts_k = _check.integers(starts_k, "starts_k", 0)
     if scale is not None:
         problem.scale = _check.number(scale, "scale")
         if problem.scale == 0:  # in float32, where 0 is the default
@@ -224,7 +225,7 @@ def plan(
     tokens: int, *, tokens_k: int | None = None, ranks: int = 1, rank: int = 0, batch: int = 1, heads: int = 1,
     kv_heads: int | None = None, head_dim: int = 64, head_dim_v: int | None = None, dtype: str = "float32",
     pattern: _core.Pattern | str | None = None, causal: bool = False, window: tuple[int, int] | None = None, cu_seqlens=None,
-    cu_seqlens_k=None, lengths=None, lengths_k=None, scale: float | None = None, softcap: float = 0.0, dropout_p: float = 0.0,
+    cu_seqlens_k=None, lengths=None, lengths_k=None, starts_k=None, scale: float | None = None, softcap: float = 0.0, dropout_p: float = 0.0,
     alibi: bool = False, sinks: bool = False, sharding: Sharding | str = "zigzag",
     sharding_k: Sharding | str | None = None, replicated_q: bool = False, strategy: str = "auto", backward: bool = True,
     memory_budget: int = 0, bucket_rows: int = 0, kernel: str = "", partials: str = "float32", threads: int | None = None,
@@ -263,6 +264,7 @@ def plan(
         cu_seqlens_k=cu_seqlens_k,
         lengths_q=lengths,
         lengths_k=lengths_k or lengths,
+        starts_k=starts_k,
         scale=scale,
         softcap=softcap,
         alibi=alibi,

@@ -73,6 +73,7 @@ void bind_problem(nb::module_& module) {
       .def_rw("cu_seqlens_k", &Problem::cu_seqlens_k)
       .def_rw("lengths_q", &Problem::lengths_q)
       .def_rw("lengths_k", &Problem::lengths_k)
+      .def_rw("starts_k", &Problem::starts_k)
       .def_rw("scale", &Problem::scale)
       .def_rw("softcap", &Problem::softcap)
       .def_rw("alibi", &Problem::alibi)

@@ -96,6 +96,7 @@ ringspan::Problem problem_of(const ringspan_problem* pointer) {
   const std::uint64_t items = batch <= kMostItems ? batch : 0;  // another one will be refused
   if (given.lengths_q != nullptr) problem.lengths_q = list_of(given.lengths_q, items, "lengths_q");
   if (given.lengths_k != nullptr) problem.lengths_k = list_of(given.lengths_k, items, "lengths_k");
+  if (given.starts_k != nullptr) problem.starts_k = list_of(given.starts_k, items, "starts_k");
   return problem;
 }
 

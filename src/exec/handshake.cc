@@ -59,6 +59,7 @@ void add_problem(const Problem& problem, Fields& fields) {
   fields.bits("cu_seqlens_k (hash)", hash_list(problem.cu_seqlens_k));
   fields.bits("lengths_q (hash)", hash_list(problem.lengths_q));
   fields.bits("lengths_k (hash)", hash_list(problem.lengths_k));
+  fields.bits("starts_k (hash)", hash_list(problem.starts_k));
   fields.real("scale (float32 bits)", problem.scale);
   fields.real("softcap (float32 bits)", problem.softcap);
   fields.number("alibi", problem.alibi ? 1 : 0);

@@ -100,6 +100,7 @@ TEST(HandshakeErrors, OtherFieldsThatDiffer) {
   names([](Given& g) { g.problem.sharding_k.kind = ShardingKind::striped; }, "sharding_k (hash)");
   names([](Given& g) { g.problem.lengths_q = {5}; }, "lengths_q (hash)");
   names([](Given& g) { g.problem.lengths_k = {5}; }, "lengths_k (hash)");
+  names([](Given& g) { g.problem.starts_k = {5}; }, "starts_k (hash)");
 }
 
 // One rank's own problem is wrong: everybody is told what is wrong with it, with the class of its error.

@@ -74,6 +74,7 @@ const std::map<std::string_view, Setter>& setters() {
       {"cu_k", [](Problem& p, View key, View value) { p.cu_seqlens_k = parse_list<std::int32_t>(key, value); }},
       {"len_q", [](Problem& p, View key, View value) { p.lengths_q = parse_list<std::int64_t>(key, value); }},
       {"len_k", [](Problem& p, View key, View value) { p.lengths_k = parse_list<std::int64_t>(key, value); }},
+      {"start_k", [](Problem& p, View key, View value) { p.starts_k = parse_list<std::int64_t>(key, value); }},
       {"scale", [](Problem& p, View key, View value) { p.scale = parse_float(key, value); }},
       {"softcap", [](Problem& p, View key, View value) { p.softcap = parse_float(key, value); }},
       {"alibi", [](Problem& p, View key, View value) { p.alibi = parse_flag(key, value); }},
@@ -175,6 +176,7 @@ std::string print_problem(const Problem& p) {
   list("cu_k", p.cu_seqlens_k);
   list("len_q", p.lengths_q);
   list("len_k", p.lengths_k);
+  list("start_k", p.starts_k);
   if (p.scale != plain.scale) word("scale", p.scale);
   if (p.softcap != plain.softcap) word("softcap", p.softcap);
   if (p.alibi) word("alibi", 1);

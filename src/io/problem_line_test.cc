@@ -12,8 +12,8 @@ namespace {
 bool same(const Problem& a, const Problem& b) {
   const auto fields = [](const Problem& p) {
     return std::tie(p.batch, p.tokens_q, p.tokens_k, p.heads, p.kv_heads, p.head_dim, p.head_dim_v, p.dtype, p.pattern,
-                    p.cu_seqlens_q, p.cu_seqlens_k, p.lengths_q, p.lengths_k, p.scale, p.softcap, p.alibi, p.sinks, p.dropout,
-                    p.seed, p.ranks, p.sharding_q, p.sharding_k, p.replicated_q);
+                    p.cu_seqlens_q, p.cu_seqlens_k, p.lengths_q, p.lengths_k, p.starts_k, p.scale, p.softcap, p.alibi, p.sinks,
+                    p.dropout, p.seed, p.ranks, p.sharding_q, p.sharding_k, p.replicated_q);
   };
   return fields(a) == fields(b);
 }
@@ -57,6 +57,7 @@ TEST(ProblemLine, EverythingRoundTrips) {
   p.cu_seqlens_k = {0, 0, 0};
   p.lengths_q = {1, 2, 3};
   p.lengths_k = {0, 0, 0};
+  p.starts_k = {4, 5, 6};
   p.scale = 0.1F;
   p.softcap = 1e-7F;
   p.alibi = p.sinks = p.replicated_q = true;
@@ -86,6 +87,7 @@ TEST(ProblemLine, EveryFieldRoundTrips) {
       [](Problem& p) { p.cu_seqlens_k = {0}; },
       [](Problem& p) { p.lengths_q = {1}; },
       [](Problem& p) { p.lengths_k = {1}; },
+      [](Problem& p) { p.starts_k = {1}; },
       [](Problem& p) { p.scale = 2.0F; },
       [](Problem& p) { p.softcap = 2.0F; },
       [](Problem& p) { p.alibi = true; },

@@ -32,7 +32,9 @@ Frame with_diagonal(Frame frame, Align align) {
 Frame whole_frame(const Problem& problem, std::int64_t batch) {
   Frame frame;
   frame.q_end = problem.lengths_q.empty() ? problem.tokens_q : problem.lengths_q[static_cast<std::size_t>(batch)];
-  frame.k_end = problem.lengths_k.empty() ? problem.tokens_k : problem.lengths_k[static_cast<std::size_t>(batch)];
+  frame.k_begin = problem.starts_k.empty() ? 0 : problem.starts_k[static_cast<std::size_t>(batch)];
+  frame.k_end =
+      problem.lengths_k.empty() ? problem.tokens_k : frame.k_begin + problem.lengths_k[static_cast<std::size_t>(batch)];
   return with_diagonal(frame, problem.pattern.align);
 }
 
@@ -49,7 +51,7 @@ Frame document_frame(const Problem& problem, std::int64_t document) {
 Frame frame_of_key(const Problem& problem, std::int64_t batch, std::int64_t j) {
   if (problem.pattern.documents) return document_frame(problem, document_of(key_offsets(problem), j));
   const Frame frame = whole_frame(problem, batch);
-  return j < frame.k_end ? frame : Frame{};
+  return j >= frame.k_begin && j < frame.k_end ? frame : Frame{};
 }
 
 // i and j relative to the frame.

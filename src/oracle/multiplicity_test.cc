@@ -76,6 +76,20 @@ TEST(Multiplicity, LengthsMakePaddingAndMoveTheDiagonal) {
   EXPECT_EQ(diagonal(problem, 1, 0), 1);
 }
 
+TEST(Multiplicity, StartsOfKeysMakePaddingBeforeThem) {
+  Problem problem = make_problem(3, 4);
+  problem.batch = 2;
+  problem.pattern.causal = true;
+  problem.starts_k = {2, 1};
+  EXPECT_EQ(draw(problem, 0, -1, 0), "....\n..1.\n..11\n");
+  EXPECT_EQ(draw(problem, 0, -1, 1), ".1..\n.11.\n.111\n");
+  problem.lengths_k = {2, 1};
+  problem.pattern.causal = false;
+  problem.pattern.prefix = 1;
+  EXPECT_EQ(draw(problem, 0, -1, 0), "..1.\n..1.\n..11\n");
+  EXPECT_EQ(draw(problem, 0, -1, 1), ".1..\n.1..\n.1..\n");
+}
+
 TEST(Multiplicity, PrefixIsSeenByAll) {
   Problem problem = make_problem(3, 3);
   problem.pattern.prefix = 2;

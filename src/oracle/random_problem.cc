@@ -128,8 +128,15 @@ void draw_lengths(RandomSource& random, Problem& p) {
   const bool same = p.tokens_q == p.tokens_k && random.chance(0.5);
   for (std::int64_t b = 0; b < p.batch; ++b) p.lengths_q.push_back(random.integer(0, p.tokens_q));
   if (same) p.lengths_k = p.lengths_q;
-  if (same || random.chance(0.3)) return;
-  for (std::int64_t b = 0; b < p.batch; ++b) p.lengths_k.push_back(random.integer(0, p.tokens_k));
+  if (!same && !random.chance(0.3)) {
+    for (std::int64_t b = 0; b < p.batch; ++b) p.lengths_k.push_back(random.integer(0, p.tokens_k));
+  }
+  if (random.chance(0.5)) return;
+  if (random.chance(0.5)) p.lengths_q.clear();
+  for (std::int64_t b = 0; b < p.batch; ++b) {
+    const std::int64_t length = p.lengths_k.empty() ? 0 : p.lengths_k[static_cast<std::size_t>(b)];
+    p.starts_k.push_back(random.integer(0, p.tokens_k - length));
+  }
 }
 
 // Heads and widths, smaller with every attempt, so that the work gets below its bound.

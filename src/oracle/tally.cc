@@ -19,7 +19,7 @@ const std::vector<Choice>& choices() {
   static const std::vector<Choice> list = {
       {"strategy", {"auto", "local", "all-gather", "exchange", "ring", "pass-q", "ulysses"}},
       {"pattern", {"full", "causal", "window", "documents", "prefix", "block", "longnet", "torchscale", "head_groups"}},
-      {"of which", {"intersections", "@top_left", "@global", "documents of k", "lengths"}},
+      {"of which", {"intersections", "@top_left", "@global", "documents of k", "lengths", "starts of k"}},
       {"block", {"full", "causal", "inverse_causal", "band"}},
       {"sharding of q", {"contiguous", "zigzag", "striped", "block_striped", "explicit", "replicated"}},
       {"sharding of k", {"contiguous", "zigzag", "striped", "block_striped", "explicit"}},
@@ -69,6 +69,7 @@ void see_pattern(const Problem& p, See see) {
   if (pattern.dilated && pattern.dilated->global) see("of which", "@global");
   if (!p.cu_seqlens_k.empty()) see("of which", "documents of k");
   if (!p.lengths_q.empty() || !p.lengths_k.empty()) see("of which", "lengths");
+  if (!p.starts_k.empty()) see("of which", "starts of k");
   if (!pattern.blocks) return;
   for (const Block& block : *pattern.blocks) see("block", choices()[3].values[static_cast<std::size_t>(block.kind)]);
 }

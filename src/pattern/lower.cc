@@ -72,21 +72,26 @@ void for_each_document(const Problem& problem, const Restriction& r, Visit&& vis
   }
 }
 
-// Consecutive batch items of equal lengths are one frame.
+// What is not padding of one batch item.
+Frame frame_of_item(const Problem& problem, std::int64_t batch) {
+  const auto item = static_cast<std::size_t>(batch);
+  Frame frame = whole_frame(problem);
+  if (!problem.starts_k.empty()) frame.k_begin = problem.starts_k[item];
+  if (!problem.lengths_q.empty()) frame.q_end = problem.lengths_q[item];
+  if (!problem.lengths_k.empty()) frame.k_end = frame.k_begin + problem.lengths_k[item];
+  return frame;
+}
+
+// Consecutive batch items with the same padding are one frame.
 template <typename Visit>
 void for_each_item(const Problem& problem, Visit&& visit) {
-  const auto length = [](const std::vector<std::int64_t>& lengths, std::int64_t item, std::int64_t tokens) {
-    return lengths.empty() ? tokens : lengths[static_cast<std::size_t>(item)];
+  const auto same = [](const Frame& a, const Frame& b) {
+    return a.q_end == b.q_end && a.k_begin == b.k_begin && a.k_end == b.k_end;
   };
   for (std::int64_t item = 0; item < problem.batch;) {
-    Frame frame = whole_frame(problem);
-    frame.q_end = length(problem.lengths_q, item, problem.tokens_q);
-    frame.k_end = length(problem.lengths_k, item, problem.tokens_k);
+    Frame frame = frame_of_item(problem, item);
     std::int64_t next = item + 1;
-    while (next < problem.batch && length(problem.lengths_q, next, problem.tokens_q) == frame.q_end &&
-           length(problem.lengths_k, next, problem.tokens_k) == frame.k_end) {
-      ++next;
-    }
+    while (next < problem.batch && same(frame_of_item(problem, next), frame)) ++next;
     frame.batch_first = item;
     frame.batch_count = next - item;
     visit(with_diagonal(frame, problem.pattern.align));
@@ -98,7 +103,7 @@ template <typename Visit>
 void for_each_frame(const Problem& problem, const Restriction& restriction, Visit&& visit) {
   if (problem.pattern.documents) {
     for_each_document(problem, restriction, visit);
-  } else if (!problem.lengths_q.empty() || !problem.lengths_k.empty()) {
+  } else if (!problem.lengths_q.empty() || !problem.lengths_k.empty() || !problem.starts_k.empty()) {
     for_each_item(problem, visit);
   } else {
     visit(whole_frame(problem));

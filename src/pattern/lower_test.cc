@@ -73,6 +73,17 @@ TEST(Lower, EqualLengthsShareASlice) {
                           "batch 4 heads 0 q 0..7 k 0..7 band [-7, 0]"));
 }
 
+TEST(Lower, StartsOfKeysMakePaddingBeforeThem) {
+  Problem problem = make_problem("causal", 8, 8);
+  problem.batch = 4;
+  problem.starts_k = {0, 3, 3, 8};
+  EXPECT_THAT(printed(problem), ElementsAre("batch 0 heads 0 q 0..7 k 0..7 band [-7, 0]", "batch 1..2 heads 0 q 3..7 k 3..7 band [-4, 0]"));
+  problem.lengths_k = {8, 2, 4, 0};
+  EXPECT_THAT(printed(problem), ElementsAre("batch 0 heads 0 q 0..7 k 0..7 band [-7, 0]",
+                                            "batch 1 heads 0 q 6..7 k 3..4 band [-4, -3] diagonal -3",
+                                            "batch 2 heads 0 q 4..7 k 3..6 band [-4, -1] diagonal -1"));
+}
+
 TEST(Lower, PrefixIsTwoDisjointSlices) {
   EXPECT_THAT(printed(make_problem("prefix:3", 6, 6)),
               ElementsAre("batch 0 heads 0 q 0..5 k 0..2 band [-5, 2]", "batch 0 heads 0 q 3..5 k 3..5 band [-2, 0]"));

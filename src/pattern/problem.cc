@@ -57,9 +57,11 @@ void validate_documents(const Problem& p) {
     return;
   }
   require(!p.cu_seqlens_q.empty(), "the pattern has documents, but cu_seqlens_q is empty");
-  require(p.lengths_q.empty() && p.lengths_k.empty(),
-          "{} cannot be used together with documents: put the lengths into cu_seqlens",
-          p.lengths_q.empty() ? "lengths_k" : "lengths_q");
+  require(p.lengths_q.empty() && p.lengths_k.empty() && p.starts_k.empty(),
+          "{} cannot be used together with documents: put them into cu_seqlens",
+          !p.lengths_q.empty()   ? "lengths_q"
+          : !p.lengths_k.empty() ? "lengths_k"
+                                 : "starts_k");
   validate_offsets("cu_seqlens_q", p.cu_seqlens_q, "tokens_q", p.tokens_q);
   if (p.cu_seqlens_k.empty()) {
     require(p.tokens_k == p.tokens_q,
@@ -81,6 +83,17 @@ void validate_lengths(const char* name, const std::vector<std::int64_t>& lengths
   for (std::size_t b = 0; b < lengths.size(); ++b) {
     require(lengths[b] >= 0 && lengths[b] <= tokens, "{}[{}] ({}) must be in [0, {}], the {}", name, b, lengths[b], tokens,
             tokens_name);
+  }
+}
+
+void validate_starts(const Problem& p) {
+  if (p.starts_k.empty()) return;
+  require(p.starts_k.size() == static_cast<std::size_t>(p.batch), "starts_k has {} entries, expected one per batch item ({})",
+          p.starts_k.size(), p.batch);
+  for (std::size_t b = 0; b < p.starts_k.size(); ++b) {
+    const std::int64_t most = p.tokens_k - (p.lengths_k.empty() ? 0 : p.lengths_k[b]);
+    require(p.starts_k[b] >= 0 && p.starts_k[b] <= most, "starts_k[{}] ({}) must be in [0, {}], the tokens_k{}", b,
+            p.starts_k[b], most, p.lengths_k.empty() ? "" : fmt::format(" less lengths_k[{}]", b));
   }
 }
 
@@ -122,6 +135,7 @@ void Problem::validate() const {
   validate_documents(*this);
   validate_lengths("lengths_q", lengths_q, batch, "tokens_q", tokens_q);
   validate_lengths("lengths_k", lengths_k, batch, "tokens_k", tokens_k);
+  validate_starts(*this);
   validate_blocks(*this);
   validate_scores(*this);
   require(ranks >= 1, "ranks ({}) must be at least 1", ranks);

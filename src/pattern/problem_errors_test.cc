@@ -88,9 +88,13 @@ const Mistake kDocuments[] = {
     {"documents", [](Problem& p) { p.tokens_k = 20; }, "tokens_k (20) must equal tokens_q (16)"},
     {"documents", [](Problem& p) { p.lengths_q = {16}; }, "lengths_q cannot be used together with documents"},
     {"documents", [](Problem& p) { p.lengths_k = {16}; }, "lengths_k cannot be used together with documents"},
+    {"documents", [](Problem& p) { p.starts_k = {1}; }, "starts_k cannot be used together with documents"},
     {"full", [](Problem& p) { p.lengths_q = {1, 2}; }, "lengths_q has 2 entries, expected one per batch item (1)"},
     {"full", [](Problem& p) { p.lengths_q = {17}; }, "lengths_q[0] (17) must be in [0, 16], the tokens_q"},
     {"full", [](Problem& p) { p.lengths_k = {-1}; }, "lengths_k[0] (-1) must be in [0, 16], the tokens_k"},
+    {"full", [](Problem& p) { p.starts_k = {1, 2}; }, "starts_k has 2 entries, expected one per batch item (1)"},
+    {"full", [](Problem& p) { p.starts_k = {17}; }, "starts_k[0] (17) must be in [0, 16], the tokens_k"},
+    {"full", [](Problem& p) { p.lengths_k = {10}, p.starts_k = {7}; }, "starts_k[0] (7) must be in [0, 6], the tokens_k less lengths_k[0]"},
 };
 INSTANTIATE_TEST_SUITE_P(Documents, ProblemErrors, testing::ValuesIn(kDocuments));
 

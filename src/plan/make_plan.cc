@@ -71,7 +71,7 @@ void validate_options(const Problem& problem, const PlanOptions& options, int ra
 
 namespace {
 
-constexpr int kPlanVersion = 3;
+constexpr int kPlanVersion = 4;
 
 // 64 bits of what was added, in order. Each word goes through a bijection of the state (Stafford's thirteenth mix, the one of
 // SplitMix64), so that two histories of equal lengths that differ in one word never collide.
@@ -114,6 +114,7 @@ std::uint64_t fingerprint(const Problem& problem, const PlanOptions& options, st
   hash.add_all(problem.cu_seqlens_k);
   hash.add_all(problem.lengths_q);
   hash.add_all(problem.lengths_k);
+  hash.add_all(problem.starts_k);
   hash.add(fmt::format("{:a} {:a} {} {} {:a} {}", problem.scale, problem.softcap, problem.alibi, problem.sinks, problem.dropout,
                        problem.seed));
   hash.add(fmt::format("{} {} {} {}", problem.ranks, problem.replicated_q, problem.sharding_q.to_string(),

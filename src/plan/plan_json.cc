@@ -40,6 +40,7 @@ ordered_json problem_json(const Problem& p) {
           {"cu_seqlens_k", p.cu_seqlens_k},
           {"lengths_q", p.lengths_q},
           {"lengths_k", p.lengths_k},
+          {"starts_k", p.starts_k},
           {"scale", p.effective_scale()},
           {"softcap", p.softcap},
           {"alibi", p.alibi},

@@ -63,6 +63,10 @@ TEST(CErrors, OfProblems) {
   refused(problem, RINGSPAN_INVALID_ARGUMENT, "cu_seqlens_q has 18446744073709551615 entries, but at most");
   const int64_t lengths[] = {8};
   problem = make_problem();
+  problem.starts_k = lengths;
+  problem.lengths_k = lengths;
+  refused(problem, RINGSPAN_INVALID_ARGUMENT, "starts_k[0] (8) must be in [0, 0], the tokens_k less lengths_k[0]");
+  problem = make_problem();
   problem.lengths_q = lengths;
   for (const std::int64_t batch : {std::int64_t{-1}, std::int64_t{1} << 58, INT64_MAX}) {
     problem.batch = batch;

@@ -105,6 +105,10 @@ TEST_P(Strategies, BatchesAndTheirLengths) {
   test.problem.lengths_q = {30, 17, 0};
   test.problem.lengths_k = {30, 17, 5};
   EXPECT_EQ(judge(test), "");
+  test.problem.starts_k = {0, 13, 9};
+  EXPECT_EQ(judge(test), "");
+  test.problem.lengths_q = test.problem.lengths_k = {};  // padding on the left
+  EXPECT_EQ(judge(test), "");
 }
 
 TEST_P(Strategies, ReplicatedQueries) {

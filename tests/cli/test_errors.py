@@ -171,6 +171,7 @@ class Usage(Errors):
             ("--cu-seqlens", "0,x", "--cu-seqlens must be whole numbers separated by commas, but entry 1 is 'x'"),
             ("--cu-seqlens", "0,-8", "--cu-seqlens: offset 1 (-8) must be in [0, 2147483647]"),
             ("--lengths", "9", "lengths_q[0] (9) must be in [0, 8]"),
+            ("--starts-k", "9", "starts_k[0] (9) must be in [0, 8]"),
             ("--draw", "ascii", "--draw (ascii) must be text, svg or svg:FILE"),
             ("--kernel", "attend_f32_abacus", "attend_f32_abacus"),
         ]:

@@ -29,6 +29,7 @@ void showValue(const Problem& p, std::ostream& out) {  // found by RapidCheck th
   list("cu_seqlens_k", p.cu_seqlens_k);
   list("lengths_q", p.lengths_q);
   list("lengths_k", p.lengths_k);
+  list("starts_k", p.starts_k);
 }
 
 namespace {
@@ -122,6 +123,12 @@ Problem draw_problem() {
     for (std::int64_t b = 0; b < problem.batch; ++b) problem.lengths_q.push_back(draw(0, problem.tokens_q));
     if (chance(2)) {
       for (std::int64_t b = 0; b < problem.batch; ++b) problem.lengths_k.push_back(draw(0, problem.tokens_k));
+    }
+    if (chance(2)) {
+      for (std::int64_t b = 0; b < problem.batch; ++b) {
+        const std::int64_t length = problem.lengths_k.empty() ? 0 : problem.lengths_k[static_cast<std::size_t>(b)];
+        problem.starts_k.push_back(draw(0, problem.tokens_k - length));
+      }
     }
   }
   problem.ranks = static_cast<int>(draw(1, 5));

@@ -126,6 +126,12 @@ class RandomProblem {
       if (chance(2)) {
         for (std::int64_t b = 0; b < p.batch; ++b) p.lengths_k.push_back(draw(0, p.tokens_k));
       }
+      if (chance(2)) {
+        for (std::int64_t b = 0; b < p.batch; ++b) {
+          const std::int64_t length = p.lengths_k.empty() ? 0 : p.lengths_k[static_cast<std::size_t>(b)];
+          p.starts_k.push_back(draw(0, p.tokens_k - length));
+        }
+      }
     }
   }
 
@@ -150,6 +156,7 @@ inline std::string describe(const Problem& p, const PlanOptions& o, std::uint64_
   list("cu_seqlens_k", p.cu_seqlens_k);
   list("lengths_q", p.lengths_q);
   list("lengths_k", p.lengths_k);
+  list("starts_k", p.starts_k);
   return out.str();
 }
 

@@ -384,7 +384,7 @@ def test_another_stream_is_ordered_around_a_call(cuda):
 
 def test_a_capture_makes_no_session(cuda):
     cuda.capturing = True
-    call = _execute.Call(*_inputs(8), *[None] * 6, _text())
+    call = _execute.Call(*_inputs(8), *[None] * 7, _text())
     call.place = cuda.place
     alone = _execute._Alone()
     with pytest.raises(ringspan.Unsupported, match="has set everything aside"):

@@ -297,7 +297,7 @@ def test_what_is_pinned_on_a_gpu(monkeypatch):
 
 
 def test_a_capture_is_refused(monkeypatch):
-    call = _execute.Call(*_inputs(8), *[None] * 6, _text())
+    call = _execute.Call(*_inputs(8), *[None] * 7, _text())
     monkeypatch.setattr(call.place, "is_capturing", lambda: True)
     with pytest.raises(ringspan.Unsupported, match="a CUDA graph cannot hold a call with host_tensors"):
         _execute._Alone().run(call, 0, None, None)

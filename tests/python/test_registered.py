@@ -23,7 +23,7 @@ def test_opcheck(dtype, layout):
     if layout == "bhsd":
         q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v))
     inputs, text = _prepare(
-        q, k, v, pattern=None, causal=True, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None, scale=None,
+        q, k, v, pattern=None, causal=True, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None, starts_k=None, scale=None,
         softcap=0.0, alibi_slopes=None, sinks=torch.zeros(4, requires_grad=True), dropout_p=0.0, dropout_seed=None, group=None, ranks=None,
         sharding="zigzag", strategy="auto", layout=layout, deadline=30.0, memory_budget=0, bucket_rows=0, kernel="",
         device=None,

@@ -273,6 +273,9 @@ void add_problem_options(CLI::App& app, ProblemOptions& options) {
   add_parsed(app, "--lengths-k", "LENGTHS", "of the keys (default: as --lengths)", [&problem](const std::string& text) {
     problem.lengths_k = parse_integers("--lengths-k", text);
   })->group(kProblemGroup);
+  add_parsed(app, "--starts-k", "STARTS", "first key of each batch item; those before it are padding (default: 0)",
+             [&problem](const std::string& text) { problem.starts_k = parse_integers("--starts-k", text); })
+      ->group(kProblemGroup);
   add_score_options(app, options);
   add_plan_options(app, options);
 }

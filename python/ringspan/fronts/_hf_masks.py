@@ -11,7 +11,7 @@ import inspect
 import torch
 
 from ..errors import Unsupported
-from ._masks import MAX_BLOCKS, Part, band_pattern, lower_mask
+from ._masks import MAX_BLOCKS, Part, band_pattern, keys_of, lower_mask
 
 _LARGEST_EVALUATION = 1 << 28  # pairs
 
@@ -119,9 +119,9 @@ def parts_of(structure, batch, tokens_q, tokens_k, shift, keep):
     keys that are not padding, None: all."""
     if structure.documents is not None:
         return _document_parts(structure, batch, tokens_q, tokens_k)
-    filled = tokens_q + shift
-    if structure.causal and 0 <= shift and filled < tokens_k and (keep is None or bool(keep[:, :filled].all())):  # a static cache
-        return (Part(0, batch, structure.text, keys=torch.full((batch,), filled, device="cpu")),)
+    one = _one_part(structure, batch, tokens_q, tokens_k, shift, keep)
+    if one is not None:
+        return (one,)
     lo, hi = (None if bound is None else bound + shift for bound in (structure.lo, structure.hi))
     if keep is None or bool(keep.all()):
         return (Part(0, batch, band_pattern(tokens_q, tokens_k, lo, hi)),)
@@ -135,6 +135,29 @@ def parts_of(structure, batch, tokens_q, tokens_k, shift, keep):
             raise Unsupported(f"attention_mask of batch item {index} has {len(runs)} runs of tokens; more than {MAX_BLOCKS} are not supported")
         parts.append(Part(index, 1, band_pattern(tokens_q, tokens_k, lo, hi, runs)))
     return tuple(parts)
+
+
+def _one_part(structure, batch, tokens_q, tokens_k, shift, keep):
+    """For the whole batch, where each item has its keys in one run, which ends where the last query stands, or begins where the first
+    one does: padding on one side, and what a static cache has not filled. None otherwise, and where all keys are there."""
+    filled = tokens_q + shift
+    if keep is None:
+        if not structure.causal or not 0 <= shift or filled >= tokens_k:
+            return None
+        keep = torch.ones(1, 1, dtype=torch.bool, device="cpu").expand(batch, tokens_k)
+    elif bool(keep.all()):
+        return None
+    if structure.causal and 0 <= filled < tokens_k:
+        keep = keep[:, :filled]  # what lies behind the last query is not seen
+    keys = keys_of(keep)
+    if keys is None:
+        return None
+    starts, lengths = keys
+    if structure.text == "" or bool(((starts + lengths == filled) | (lengths == 0)).all()):
+        return Part(0, batch, structure.text, starts=starts, lengths=lengths)
+    if shift == 0 and not bool(starts.any()):
+        return Part(0, batch, structure.text + "@top_left", lengths=lengths)
+    return None
 
 
 def _document_parts(structure, batch, tokens_q, tokens_k):

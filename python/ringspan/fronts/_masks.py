@@ -17,14 +17,15 @@ MAX_BLOCKS = 1024
 
 @dataclasses.dataclass(frozen=True)
 class Part:
-    """The pattern of batch items [first, first + count). pattern None: they attend to nothing. keys: of each item, how many of the keys
-    are there; a tensor, so that a compiled graph serves every number."""
+    """The pattern of batch items [first, first + count). pattern None: they attend to nothing. starts, lengths: of each item, the first
+    of its keys and how many there are; tensors, so that a compiled graph serves every number."""
 
     first: int
     count: int
     pattern: str | None
     cu_seqlens: tuple[int, ...] | None = None
-    keys: torch.Tensor | None = dataclasses.field(default=None, compare=False)
+    starts: torch.Tensor | None = dataclasses.field(default=None, compare=False)
+    lengths: torch.Tensor | None = dataclasses.field(default=None, compare=False)
 
 
 def lower_mask(mask, batch, heads, tokens_q, tokens_k):
@@ -40,6 +41,10 @@ def lower_mask(mask, batch, heads, tokens_q, tokens_k):
             )
         mask = mask[:, :1]
     items = mask[:, 0]  # (1 or batch, 1 or tokens_q, 1 or tokens_k)
+    if items.shape[0] > 1 and items.shape[1] == 1:
+        keys = keys_of(items[:, 0].expand(-1, tokens_k))
+        if keys is not None:
+            return (Part(0, batch, "", starts=keys[0], lengths=keys[1]),)
     parts = []
     for index in range(items.shape[0]):
         if parts and bool((items[index] == items[index - 1]).all()):
@@ -50,6 +55,16 @@ def lower_mask(mask, batch, heads, tokens_q, tokens_k):
     if len(parts) == 1:
         return (dataclasses.replace(parts[0], count=batch),)
     return tuple(parts)
+
+
+def keys_of(keep):
+    """(starts, lengths) of the True of each row of (batch, tokens_k), None where one has them in several runs."""
+    lengths = keep.sum(1)
+    starts = keep.to(torch.int8).argmax(1)  # the first of the greatest
+    last = keep.shape[1] - 1 - keep.flip(1).to(torch.int8).argmax(1)
+    if keep.shape[1] == 0 or not bool((lengths == (last - starts + 1) * (lengths > 0)).all()):
+        return None
+    return starts.cpu(), lengths.cpu()
 
 
 def blocks_of(mask):
@@ -154,5 +169,6 @@ def attend_parts(q, k, v, parts, **arguments):
             outputs.append(attend(*items, lengths=[0] * part.count, lengths_k=[0] * part.count, layout="bshd", **arguments))
             continue
         documents = None if part.cu_seqlens is None else torch.tensor(part.cu_seqlens, dtype=torch.int64, device="cpu")
-        outputs.append(attend(*items, pattern=part.pattern or None, cu_seqlens=documents, lengths_k=part.keys, layout="bshd", **arguments))
+        outputs.append(attend(*items, pattern=part.pattern or None, cu_seqlens=documents, starts_k=part.starts, lengths_k=part.lengths,
+                              layout="bshd", **arguments))  # fmt: skip
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)

@@ -49,9 +49,10 @@ _ELSEWHERE = {
     "kv_cache": "give the cache as k and v, with lengths_k= where it is not full; fronts.flash_attn has flash_attn_with_kvcache",
     "past_key_values": "give the cache as k and v, with lengths_k= where it is not full",
     "cache_position": "causal=True puts the last query at the last key: give k and v up to there, or lengths_k=",
+    "cache_leftpad": "it is starts_k= here: the first key of each batch item, from which lengths_k= count",
     "q_offset": "causal=True puts the last query at the last key: give k and v up to there, or lengths_k=",
     "process_group": "it is group= here",
-    "key_padding_mask": "give lengths= for padding at the end",
+    "key_padding_mask": "give lengths= for padding at the end, starts_k= for keys that are padding at the beginning",
     "attn_bias": "a bias is not added to the scores; alibi_slopes= are linear ones, pattern= and lengths= say who attends whom",
     "score_mod": "scores are changed by softcap= and alibi_slopes= only",
     "block_mask": "give pattern= (docs/cli.md), \"block:...\" for lists of blocks",
@@ -187,6 +188,7 @@ def attention(
     cu_seqlens_k: torch.Tensor | list[int] | None = None,
     lengths: torch.Tensor | list[int] | None = None,
     lengths_k: torch.Tensor | list[int] | None = None,
+    starts_k: torch.Tensor | list[int] | None = None,
     scale: float | None = None,
     softcap: float = 0.0,
     alibi_slopes: torch.Tensor | None = None,
@@ -223,6 +225,7 @@ def attention(
     - `window`: (left, right), inclusive; -1: no bound on that side
     - `cu_seqlens`: packed documents: (documents + 1) offsets into all tokens, of all ranks; `cu_seqlens_k` where keys differ
     - `lengths`: (batch): tokens of each batch item that are not padding, over all ranks; `lengths_k` where keys differ (needed where k has another number of tokens)
+    - `starts_k`: (batch): the first key of each batch item, which has `lengths_k` from there (without them: to the end): padding on the left
 
     Scores:
 
@@ -280,8 +283,8 @@ def attention(
             raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
         inputs, text = _prepare(
             q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
-            lengths_k=lengths_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p,
-            dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, sharding_k=sharding_k, replicated_q=replicated_q,
+            lengths_k=lengths_k, starts_k=starts_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
+            dropout_p=dropout_p, dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, sharding_k=sharding_k, replicated_q=replicated_q,
             strategy=strategy, layout=layout,
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
             device=device, host_tensors=host_tensors, deterministic=deterministic, partials=partials,
@@ -301,7 +304,7 @@ def attention(
 def _prepare(
     q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
     dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
-    sharding_k=None, replicated_q=False, host_tensors=False, deterministic=True, partials="float32",
+    starts_k=None, sharding_k=None, replicated_q=False, host_tensors=False, deterministic=True, partials="float32",
 ):  # fmt: skip
     """The inputs of the op and its spec."""
     if not torch.compiler.is_compiling():
@@ -334,6 +337,7 @@ def _prepare(
         if q.shape[1] != k.shape[1]:
             raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {q.shape[1]} tokens and k {k.shape[1]}; give both")
         len_k = len_q
+    start_k = _offsets(starts_k, "starts_k")
     dropout_p = _check.number(dropout_p, "dropout_p")
     if not 0.0 <= dropout_p < 1.0:
         raise InvalidArgument(f"dropout_p ({dropout_p}) must be in [0, 1)")
@@ -359,4 +363,4 @@ def _prepare(
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)
-    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, seed), text
+    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, start_k, seed), text

@@ -33,10 +33,10 @@ def _shown(dealt):
 class Call:
     """What a call of an op computes, but for the lengths of other ranks."""
 
-    def __init__(self, q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text):
+    def __init__(self, q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, text):
         self.spec = decode(text)
         self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
-        self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k))
+        self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k, start_k))
         self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
         self.alibi, self.sinks = alibi is not None, sinks is not None
         self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
@@ -48,7 +48,7 @@ class Call:
         return make_problem(
             batch=b, tokens_q=tokens_q, tokens_k=tokens_k, heads=h, kv_heads=h_k, head_dim=d, head_dim_v=d_v, dtype=dtype,
             pattern=s.pattern, cu_seqlens_q=self.lists[0], cu_seqlens_k=self.lists[1], lengths_q=self.lists[2],
-            lengths_k=self.lists[3], scale=s.scale, softcap=s.softcap, alibi=self.alibi, sinks=self.sinks, dropout=s.dropout,
+            lengths_k=self.lists[3], starts_k=self.lists[4], scale=s.scale, softcap=s.softcap, alibi=self.alibi, sinks=self.sinks, dropout=s.dropout,
             ranks=ranks, sharding=s.sharding.kind if ranks > 1 else "contiguous",
             sharding_k=s.sharding_k.kind if ranks > 1 else "contiguous", replicated_q=s.replicated_q and ranks > 1,
         )  # fmt: skip
@@ -80,6 +80,7 @@ class Call:
             hashed("cu_seqlens_k", list(self.lists[1])),
             hashed("lengths", list(self.lists[2])),
             hashed("lengths_k", list(self.lists[3])),
+            hashed("starts_k", list(self.lists[4])),
             hashed("scale", s.scale),
             hashed("softcap", s.softcap),
             hashed("dropout_p", s.dropout),

@@ -393,9 +393,9 @@ def _vectors(place, alibi, sinks, heads):
     )
 
 
-def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
+def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group):
     with _together(group):
-        call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+        call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, text)
         place = call.place
         q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
         alibi, sinks = place.vector(alibi), place.vector(sinks)
@@ -418,9 +418,9 @@ def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
     return o, lse, saved, number
 
 
-def backward(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
+def backward(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group):
     with _together(group):
-        call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, text)
+        call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, text)
         place = call.place
         q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
         d_out, dlse = place.pinned(place.dense_rows(d_out)), place.pinned(dlse)

@@ -12,6 +12,7 @@ from ._spec import decode, with_backward
 
 _TAIL = (
     "Tensor? alibi_slopes, Tensor? sinks, Tensor? cu_seqlens_q, Tensor? cu_seqlens_k, Tensor? lengths_q, Tensor? lengths_k, "
+    "Tensor? starts_k, "
     "Tensor? seed, str spec, str group"
 )
 torch.library.define(
@@ -29,7 +30,7 @@ for _key in ("CPU", "CUDA"):  # where a graph breaks before an op, torch.compile
 
 
 @torch.library.register_fake("ringspan::attention_forward")
-def _(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
+def _(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group):
     spec = decode(text)
     o = _execute.empty_rows(q, v.shape[3], spec.layout)
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
@@ -37,7 +38,7 @@ def _(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
 
 
 @torch.library.register_fake("ringspan::attention_backward")
-def _(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group):
+def _(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group):
     layout = decode(text).layout
     dsinks = (sinks if sinks is not None else q).new_empty((q.shape[2] if sinks is not None else 0,), dtype=torch.float32)
     return (*(_execute.empty_rows(t, t.shape[3], layout) for t in (q, k, v)), dsinks)
@@ -70,12 +71,12 @@ def check_slopes(t):
 class _Attention(torch.autograd.Function):
     @staticmethod
     def forward(ctx, keys, *inputs):
-        q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, seed, text, group = inputs
+        q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group = inputs
         o, lse, saved, number = _below(keys, *inputs)
         ctx.set_materialize_grads(False)
         # Where o was kept in float32 the rounded one is not read.
         keeps = _execute.keeps_o(decode(text), q)
-        ctx.save_for_backward(q, k, v, None if keeps else o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, seed)
+        ctx.save_for_backward(q, k, v, None if keeps else o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed)
         ctx.text, ctx.group = text, group
         return o, lse, saved, number
 
@@ -88,7 +89,7 @@ class _Attention(torch.autograd.Function):
         dq, dk, dv, dsinks = torch.ops.ringspan.attention_backward(
             d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, *rest, ctx.text, ctx.group
         )
-        return (None, dq, dk, dv, None, dsinks if sinks is not None else None, *([None] * 7))
+        return (None, dq, dk, dv, None, dsinks if sinks is not None else None, *([None] * 8))
 
 
 def _below(keys, *inputs):

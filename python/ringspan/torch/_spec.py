@@ -12,7 +12,7 @@ from .._pattern import combined
 from .._plan import LIBRARIES
 from .._sharding import Dealt, canonical
 
-FORMAT = 4  # raise it with every change of an op's schema: torch's cache of compiled graphs knows the calls, this text in them, no schema
+FORMAT = 5  # raise it with every change of an op's schema: torch's cache of compiled graphs knows the calls, this text in them, no schema
 _BACKWARD = 14  # the field of the text
 
 

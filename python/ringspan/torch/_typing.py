@@ -19,6 +19,7 @@ class Options(TypedDict, total=False):
     cu_seqlens_k: torch.Tensor | list[int] | None
     lengths: torch.Tensor | list[int] | None
     lengths_k: torch.Tensor | list[int] | None
+    starts_k: torch.Tensor | list[int] | None
     scale: float | None
     softcap: float
     alibi_slopes: torch.Tensor | None

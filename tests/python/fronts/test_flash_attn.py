@@ -144,6 +144,9 @@ def test_with_kvcache():
                     dense.close("o", out[b : b + 1], expected)
                     dense.close("lse", lse[b : b + 1], expected_lse)
                     assert all(torch.equal(cache[b, :n], row[0]) and torch.equal(cache[b, n:], t[b, n:]) for cache, row, t in zip(caches, rows, (k, v)))
+    padded = flash_attn.flash_attn_with_kvcache(q, k.clone(), v.clone(), k_new, v_new, cache_seqlens=[9, 12], cache_leftpad=torch.tensor([4, 0]), causal=True)
+    rows = [torch.cat((t[:1, 4:9], new[:1]), 1) for t, new in ((k, k_new), (v, v_new))]
+    dense.close("padding on the left", padded[:1], dense.attention(q[:1], *rows, dense.band(2, 7, causal=True))[0])
     without = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=[5, 0])
     assert not without[1].any() and without[0].any()
 
@@ -151,12 +154,13 @@ def test_with_kvcache():
 def test_what_kvcache_refuses():
     q, k, v, k_new = (t.detach() for t in dense.tensors((B, 2, H, D), (B, 20, HK, D), (B, 20, HK, D), (B, 2, HK, D)))
     before = k.clone()
-    for name in ("block_table", "cache_batch_idx", "cache_leftpad", "rotary_cos"):
+    for name in ("block_table", "cache_batch_idx", "rotary_cos"):
         with pytest.raises(Unsupported, match=name):
             flash_attn.flash_attn_with_kvcache(q, k, v, **{name: torch.zeros(B, dtype=torch.int32)})
     for arguments, text in (
         (dict(cache_seqlens=[5, 21]), r"cache_seqlens \(\[5, 21\]\) must be 2 numbers in \[0, 20\]"),
         (dict(cache_seqlens=[5]), "must be 2 numbers"),
+        (dict(cache_seqlens=[5, 6], cache_leftpad=[1, 7]), r"cache_leftpad \(\[1, 7\]\) must be 2 numbers, none above cache_seqlens"),
         (dict(k=k_new, v=k_new, cache_seqlens=[5, 19]), "need 21 of the cache, which has 20"),
         (dict(k=k_new, cache_seqlens=5), "v is missing"),
         (dict(k=k_new, v=k_new), "cache_seqlens is missing"),

@@ -219,11 +219,15 @@ def test_generate(kind, more, side, cache):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("side", ["none", "left"])
 @pytest.mark.parametrize("kind, more", [("llama", {}), ("qwen2", WINDOWED)])
-def test_a_static_cache_is_one_graph(kind, more):
+def test_a_static_cache_is_one_graph(kind, more, side):
     """For the prompt one, for all tokens after it another."""
     ours, theirs = pair(kind, **more)
-    options = dict(attention_mask=torch.ones(B, N, dtype=torch.long), max_new_tokens=8, do_sample=False, eos_token_id=None, disable_compile=True)
+    keep = torch.ones(B, N, dtype=torch.long)
+    if side == "left":
+        keep[0, :6] = 0
+    options = dict(attention_mask=keep, max_new_tokens=8, do_sample=False, eos_token_id=None, disable_compile=True)
     expected = theirs.generate(text(), **options)
     torch._dynamo.reset()
     counted = torch._dynamo.testing.CompileCounterWithBackend("eager")
