@@ -3,10 +3,25 @@
 import concurrent.futures
 import ctypes
 import json
+import os
+import platform
 import subprocess
 import tempfile
 import threading
 from pathlib import Path
+
+
+def describe_machine():
+    model = platform.processor()
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    import torch
+
+    return {"cpu": model, "cores": os.cpu_count(), "torch": torch.__version__,
+            "torch_isa": torch.backends.cpu.get_cpu_capability(), "load": os.getloadavg()[0]}
 
 
 def build(target, *flags):

@@ -16,10 +16,31 @@
 namespace ringspan {
 namespace {
 
+void pause() {
+#if defined(__x86_64__)
+  __builtin_ia32_pause();
+#elif defined(__aarch64__)
+  asm volatile("yield");
+#endif
+}
+
 using Body = FunctionRef<void(std::int64_t, int)>;
 
 // How long the caller sleeps between two calls of progress while others finish.
 constexpr std::chrono::microseconds kWaitStep{200};
+
+// How long a thread looks for what it waits for before it sleeps: to sleep and to be woken takes as long as a short call.
+// Others that could run on its core go first.
+constexpr std::chrono::microseconds kLook{50};
+
+template <typename Done>
+void look_for(const Done& done) {
+  const auto end = std::chrono::steady_clock::now() + kLook;
+  while (!done() && std::chrono::steady_clock::now() < end) {
+    for (int i = 0; i < 16 && !done(); ++i) pause();
+    std::this_thread::yield();
+  }
+}
 
 }  // namespace
 
@@ -31,10 +52,10 @@ struct ThreadPool::State {
   std::condition_variable work_ready;  // a job was opened, or the pool stops
   std::condition_variable workers_left;
   bool stop = false;
-  bool open = false;         // workers may join
-  std::uint64_t job = 0;     // tells a worker whether it has already taken part
-  int joined = 0;            // workers inside the body loop
-  std::optional<Body> body;  // of the open job
+  bool open = false;                  // workers may join
+  std::atomic<std::uint64_t> job{0};  // tells a worker whether it has already taken part
+  std::atomic<int> joined{0};         // workers inside the body loop
+  std::optional<Body> body;           // of the open job
   std::int64_t count = 0;
   std::atomic<std::int64_t> next{0};
   std::vector<std::thread> threads;
@@ -47,8 +68,9 @@ struct ThreadPool::State {
 
 void ThreadPool::State::work(int thread) {
   std::uint64_t done = 0;
-  std::unique_lock lock(mutex);
   for (;;) {
+    look_for([&] { return job.load(std::memory_order_relaxed) != done; });
+    std::unique_lock lock(mutex);
     work_ready.wait(lock, [&] { return stop || (open && job != done); });
     if (stop) return;
     done = job;
@@ -70,6 +92,9 @@ void ThreadPool::State::work(int thread) {
 void ThreadPool::State::finish(FunctionRef<void()> progress, std::exception_ptr& failure) {
   std::unique_lock lock(mutex);
   open = false;
+  lock.unlock();
+  look_for([&] { return joined.load(std::memory_order_relaxed) == 0; });
+  lock.lock();
   while (joined > 0) {
     if (failure) {
       workers_left.wait(lock, [&] { return joined == 0; });

@@ -5,12 +5,13 @@
 // own indices, and about every 200 microseconds while it waits for others, the caller runs `progress`; an index that takes
 // longer than a millisecond should call it itself when thread == 0.
 //
-// Cost: no allocation after construction; one notify_all per call, none when count is 1 or the pool has one thread. The
-// caller waits only for threads that have begun an index. One caller at a time (checked). Body must not throw, except on the
-// calling thread what progress threw: then, as when progress throws between indices, no further index is begun, and the
-// exception leaves parallel_for once every running body has returned. What is computed must not depend on `thread` other
-// than for scratch. A process that is forked from the pool's may use its copy, which starts threads of its own then (and throws
-// std::system_error where it cannot), and may destroy it.
+// Cost: no allocation after construction; one notify_all per call, none when count is 1 or the pool has one thread. A thread
+// with nothing to do, the caller at the end of a call as the others after one, looks for 50 microseconds, and lets others have
+// its core meanwhile, before it sleeps. The caller waits only for threads that have begun an index. One caller at a time
+// (checked). Body must not throw, except on the calling thread what progress threw: then, as when progress throws between
+// indices, no further index is begun, and the exception leaves parallel_for once every running body has returned. What is
+// computed must not depend on `thread` other than for scratch. A process that is forked from the pool's may use its copy, which
+// starts threads of its own then (and throws std::system_error where it cannot), and may destroy it.
 #pragma once
 
 #include <cstdint>

@@ -77,7 +77,8 @@ TEST(Lower, StartsOfKeysMakePaddingBeforeThem) {
   Problem problem = make_problem("causal", 8, 8);
   problem.batch = 4;
   problem.starts_k = {0, 3, 3, 8};
-  EXPECT_THAT(printed(problem), ElementsAre("batch 0 heads 0 q 0..7 k 0..7 band [-7, 0]", "batch 1..2 heads 0 q 3..7 k 3..7 band [-4, 0]"));
+  EXPECT_THAT(printed(problem),
+              ElementsAre("batch 0 heads 0 q 0..7 k 0..7 band [-7, 0]", "batch 1..2 heads 0 q 3..7 k 3..7 band [-4, 0]"));
   problem.lengths_k = {8, 2, 4, 0};
   EXPECT_THAT(printed(problem), ElementsAre("batch 0 heads 0 q 0..7 k 0..7 band [-7, 0]",
                                             "batch 1 heads 0 q 6..7 k 3..4 band [-4, -3] diagonal -3",

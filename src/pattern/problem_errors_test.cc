@@ -94,7 +94,8 @@ const Mistake kDocuments[] = {
     {"full", [](Problem& p) { p.lengths_k = {-1}; }, "lengths_k[0] (-1) must be in [0, 16], the tokens_k"},
     {"full", [](Problem& p) { p.starts_k = {1, 2}; }, "starts_k has 2 entries, expected one per batch item (1)"},
     {"full", [](Problem& p) { p.starts_k = {17}; }, "starts_k[0] (17) must be in [0, 16], the tokens_k"},
-    {"full", [](Problem& p) { p.lengths_k = {10}, p.starts_k = {7}; }, "starts_k[0] (7) must be in [0, 6], the tokens_k less lengths_k[0]"},
+    {"full", [](Problem& p) { p.lengths_k = {10}, p.starts_k = {7}; },
+     "starts_k[0] (7) must be in [0, 6], the tokens_k less lengths_k[0]"},
 };
 INSTANTIATE_TEST_SUITE_P(Documents, ProblemErrors, testing::ValuesIn(kDocuments));
 
