@@ -1,6 +1,7 @@
 """ringspan.torch.attention."""
 
 import difflib
+import functools
 import inspect
 from typing import TYPE_CHECKING, Literal, overload
 
@@ -354,13 +355,35 @@ def _prepare(
         for dealt, tokens, name in ((queries, q.shape[1], "q"), (keys, k.shape[1], "k")):
             if dealt.mismatch(tokens, ranks):
                 raise InvalidArgument(f"{dealt.mismatch(tokens, ranks)}; expected {tokens} of {name} over {ranks}")
+    text = _known_text(
+        pattern, causal, window, cu_q is not None, scale, softcap, dropout_p, seed is not None and dropout_seed is not None,
+        0 if ranks is None else ranks, queries, keys, replicated_q, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
+        host_tensors, deterministic, partials,
+    )  # fmt: skip
+    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, start_k, seed), text
+
+
+def _text(pattern, causal, window, documents, scale, softcap, dropout_p, seeded, ranks, queries, keys, replicated_q, strategy, layout,
+          deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials):  # fmt: skip
+    """The spec of what is not a tensor, checked."""
     text = encode(
-        text_of(pattern), causal_flag(causal), window_pair(window), cu_q is not None,
-        None if scale is None else _check.number(scale, "scale"), _check.number(softcap, "softcap"), dropout_p,
-        seed is not None and dropout_seed is not None, 0 if ranks is None else ranks, queries, keys, replicated_q, strategy, layout,
+        text_of(pattern), causal_flag(causal), window_pair(window), documents, None if scale is None else _check.number(scale, "scale"),
+        _check.number(softcap, "softcap"), dropout_p, seeded, ranks, queries, keys, replicated_q, strategy, layout,
         _check.positive(deadline, "deadline"), _check.integer(memory_budget, "memory_budget", 0), _check.integer(bucket_rows, "bucket_rows", 0),
         _check.text(kernel, "kernel"), device, host_tensors, _check.flag(deterministic, "deterministic"), partials,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)
-    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, start_k, seed), text
+    return text
+
+
+_texts = functools.lru_cache(maxsize=256, typed=True)(_text)  # typed: True is not 1
+
+
+def _known_text(*arguments):
+    if not torch.compiler.is_compiling():
+        try:
+            return _texts(*arguments)
+        except TypeError:  # a list, say, which cannot be looked up
+            pass
+    return _text(*arguments)
