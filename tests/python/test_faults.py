@@ -98,6 +98,8 @@ def _texts_differ(rank, ranks):
             options = dict(dropout_p=0.1) if name == "dropout_seed" else {}
             rt.attention(q, k, v, group=dist.group.WORLD, **options, **{name: odd if rank == 2 else usual})
         errors.append(str(caught.value).split("ranks disagree on ")[1])
+    with pytest.raises(ringspan.CommError, match=r"cu_seqlens: .* \.\.\. on rank 0, .* \.\.\. on rank 2 \(they differ after these 196 characters\)"):
+        rt.attention(q, k, v, group=dist.group.WORLD, cu_seqlens=[*range(60), 61 if rank == 2 else 62, 64])
     with pytest.raises(ringspan.CommError, match="dropout_seed: (7 on rank 0, none on rank 1|none on rank 1, 7 on rank 0)"):
         rt.attention(q, k, v, group=dist.group.WORLD, dropout_p=0.1, dropout_seed=None if rank == 1 else 7)
     rt.attention(q, k, v, group=dist.group.WORLD, dropout_p=0.0, dropout_seed=rank)  # nothing is dropped

@@ -241,7 +241,7 @@ class _Group:
                             + ", ".join(f"{record[0]} on rank {rank}" for rank, record in enumerate(records)))  # fmt: skip
         if not any(record[5] or record[1:3] != first[1:3] for record in records):
             return records
-        fields = [("the number of calls of attention on this group", self._calls, None), *fields]
+        fields = [("the number of calls on this group", self._calls, None), *fields]
         name, text = _carried(error) if error is not None else ("", "")
         numbers = [record[1] for record in records]
         self._calls = max(numbers)  # a disagreement leaves the group usable
@@ -274,7 +274,8 @@ class _Group:
             messages += [(True, rank, buffers[self.core.rank].data_ptr(), _SHOWN) for rank in others]
         self.core.exchange(_TEXT_ROUND, messages, deadline)
         texts = [bytes(buffers[rank].tolist()).rstrip(b"\0").decode() for rank in ranks]
-        return found[1] + ", ".join(f"{text or 'none'} on rank {rank}" for rank, text in zip(ranks, texts))
+        later = f" (they differ after these {_SHOWN - 4} characters)" if texts[0] == texts[1] else ""
+        return found[1] + ", ".join(f"{text or 'none'} on rank {rank}" for rank, text in zip(ranks, texts)) + later
 
     def _check_lengths(self, spec, records):
         key = (spec.text, tuple(record[3:5] for record in records))
