@@ -10,9 +10,11 @@
 #include <atomic>
 #include <cerrno>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -122,6 +124,35 @@ std::vector<MachineEntries> read_machines(const std::string& path) {
   return machines;
 }
 
+// What tells one content of a file from another.
+struct Identity {
+  std::string path;
+  dev_t device = 0;
+  ino_t inode = 0;
+  off_t bytes = 0;
+  std::int64_t seconds = 0, nanoseconds = 0;  // of the last change
+  bool operator==(const Identity&) const = default;
+};
+
+// read_machines(), of the latest file once for as long as it stays the same: every plan asks.
+std::vector<MachineEntries> read_known_machines(const std::string& path) {
+  static std::mutex mutex;
+  static Identity known;
+  static std::vector<MachineEntries> machines;
+  struct stat now {};
+  if (::stat(path.c_str(), &now) != 0 && (errno == ENOENT || errno == ENOTDIR)) return {};
+  const Identity identity{path, now.st_dev, now.st_ino, now.st_size, now.st_mtim.tv_sec, now.st_mtim.tv_nsec};
+  const std::lock_guard lock(mutex);
+  if (identity == known) return machines;
+  std::vector<MachineEntries> read = read_machines(path);
+  constexpr std::int64_t kSettled = 2;  // seconds after which another change has another time
+  if (S_ISREG(now.st_mode) && identity.seconds + kSettled < std::time(nullptr)) {
+    known = identity;
+    machines = read;
+  }
+  return read;
+}
+
 [[noreturn]] void fail_to_write(const std::string& path) {
   throw Error(fmt::format("tune file {}: cannot be written: {}", path, std::strerror(errno)));
 }
@@ -215,7 +246,7 @@ TuneMachine this_machine() {
 }
 
 std::vector<TuneEntry> read_tune_file(const std::string& path, const TuneMachine& machine) {
-  for (MachineEntries& of : read_machines(path)) {
+  for (MachineEntries& of : read_known_machines(path)) {
     if (of.machine == machine) return std::move(of.entries);
   }
   return {};

@@ -13,9 +13,7 @@ std::string trimmed(const std::string& text, std::size_t begin, std::size_t end)
   return text.substr(begin, text.find_last_not_of(kSpace, end - 1) + 1 - begin);
 }
 
-}  // namespace
-
-std::string processor_name() {
+std::string read_processor_name() {
   std::map<std::string, std::string> fields;  // of the first processor
   std::ifstream file("/proc/cpuinfo");
   for (std::string line; std::getline(file, line) && !line.empty();) {
@@ -31,6 +29,13 @@ std::string processor_name() {
   add("model name", "");
   add("cpu family", "family "), add("model", "model "), add("stepping", "stepping ");                  // x86
   add("CPU implementer", "implementer "), add("CPU part", "part "), add("CPU revision", "revision ");  // Arm
+  return name;
+}
+
+}  // namespace
+
+std::string processor_name() {
+  static const std::string name = read_processor_name();  // of many cores the system takes milliseconds to tell
   return name;
 }
 

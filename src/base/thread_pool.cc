@@ -62,7 +62,7 @@ struct ThreadPool::State {
 
   void work(int thread);
   void finish(FunctionRef<void()> progress, std::exception_ptr& failure);
-  void start(int count);
+  void start(int workers);
   void stop_all();
 };
 
@@ -121,10 +121,10 @@ void ThreadPool::State::stop_all() {
   for (std::thread& thread : threads) thread.join();
 }
 
-void ThreadPool::State::start(int count) {
-  threads.reserve(static_cast<std::size_t>(count));
+void ThreadPool::State::start(int workers) {
+  threads.reserve(static_cast<std::size_t>(workers));
   try {
-    for (int thread = 1; thread <= count; ++thread) {
+    for (int thread = 1; thread <= workers; ++thread) {
       threads.emplace_back([this, thread] { work(thread); });
     }
   } catch (...) {  // the system refused a thread: those that run must end before the state does

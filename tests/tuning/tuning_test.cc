@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
@@ -121,6 +122,25 @@ TEST_F(TuneFile, WhatIsWrittenIsRead) {
   newer.date = "2026-12-01", newer.attend_tile = {}, newer.bucket_rows = 0;
   write_tune_entry(path_, this_machine(), newer);
   EXPECT_THAT(read_tune_file(path_, this_machine()), ElementsAre(entry(128), newer));
+}
+
+// What was read once is read again only when the file is another one.
+TEST_F(TuneFile, WhatIsKnownIsReadAgainWhenItChanges) {
+  const auto minute_ago = [&] {
+    std::filesystem::last_write_time(path_, std::filesystem::file_time_type::clock::now() - std::chrono::minutes(1));
+  };
+  write_tune_entry(path_, this_machine(), entry(64));
+  minute_ago();
+  for (int i = 0; i < 2; ++i) EXPECT_THAT(read_tune_file(path_, this_machine()), ElementsAre(entry(64)));
+  TuneEntry newer = entry(64);
+  newer.date = "2026-12-01";
+  write_tune_entry(path_, this_machine(), newer);
+  EXPECT_THAT(read_tune_file(path_, this_machine()), ElementsAre(newer));
+  minute_ago();
+  EXPECT_THAT(read_tune_file(path_, this_machine()), ElementsAre(newer));
+  EXPECT_THAT(refusal("{"), HasSubstr("is not JSON"));
+  std::filesystem::remove(path_);
+  EXPECT_THAT(read_tune_file(path_, this_machine()), IsEmpty());
 }
 
 TEST_F(TuneFile, MachinesKeepTheirOwn) {
