@@ -64,7 +64,7 @@ def number(value, name):
     if isinstance(value, bool) or not isinstance(value, (int, float, numbers.Real)):
         raise InvalidArgument(f"{name} ({value!r}) must be a number")
     try:
-        return float(value)
+        return float(value) + 0.0  # -0.0 is 0.0
     except OverflowError:  # an integer of hundreds of digits
         raise InvalidArgument(f"{name} must be a number below 1.8e308") from None
 

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+import torch._dynamo.testing
 import torch.distributed as dist
 from reference import assert_close
 from reference import attention as dense
@@ -107,6 +108,8 @@ def test_masks_of_keys_are_one_call():
     expected = torch.nn.functional.scaled_dot_product_attention(q, k, v, keep, enable_gqa=True)
     expected[2] = 0  # sees nothing
     assert_close(scaled_dot_product_attention(q, k, v, keep, enable_gqa=True), expected.double())
+    nothing = [t[:, :, :0] for t in (k, v)]
+    assert not scaled_dot_product_attention(q, *nothing, keep[..., :0], enable_gqa=True).any()
     keep[0, 0, 0, 5] = False  # two runs
     assert len(_masks.lower_mask(keep, 4, 4, 7, 30)) == 4
 

@@ -59,10 +59,12 @@ def lower_mask(mask, batch, heads, tokens_q, tokens_k):
 
 def keys_of(keep):
     """(starts, lengths) of the True of each row of (batch, tokens_k), None where one has them in several runs."""
+    if keep.shape[1] == 0:
+        return None
     lengths = keep.sum(1)
     starts = keep.to(torch.int8).argmax(1)  # the first of the greatest
     last = keep.shape[1] - 1 - keep.flip(1).to(torch.int8).argmax(1)
-    if keep.shape[1] == 0 or not bool((lengths == (last - starts + 1) * (lengths > 0)).all()):
+    if not bool((lengths == (last - starts + 1) * (lengths > 0)).all()):
         return None
     return starts.cpu(), lengths.cpu()
 

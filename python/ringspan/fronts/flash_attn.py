@@ -8,6 +8,7 @@ logarithm, (batch, heads, tokens) or (heads, total), and differentiable. float32
 always are. With `group` (an extra), q, k, v are this rank's shards.
 """
 
+from .. import _check
 from ..errors import InvalidArgument
 from ._call import attend, check_offsets, probabilities, refuse, together, unpack, window_of
 
@@ -74,20 +75,23 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
                             return_softmax_lse=False):  # fmt: skip
     """q (batch, tokens, heads, head_dim) over the first cache_seqlens (one number, or one per item; None: all) tokens of the caches
     (batch, most tokens, kv heads, head_dim), from cache_leftpad on. With k and v, new tokens, these are written behind them first, and
-    are seen too."""
+    are seen too. No backward pass, as there."""
+    import torch
+
     if block_table is not None:
         refuse("block_table", "a paged KV cache", "gather the pages into k_cache and v_cache before the call")
     if cache_batch_idx is not None:
         refuse("cache_batch_idx", "rows of the caches by index", "pass k_cache[cache_batch_idx], and write new tokens into the cache yourself")
     if rotary_cos is not None or rotary_sin is not None:
         refuse("rotary_cos", "rotation inside of the call", "rotate q and k before it")
-    ends = _cached(q, k_cache, v_cache, cache_seqlens)
+    ends, window = _cached(q, k_cache, v_cache, cache_seqlens), window_of(window_size)
     starts = _starts(cache_leftpad, ends)
-    if k is not None or v is not None:
-        ends = _append(k_cache, v_cache, k, v, ends, cache_seqlens)
-    lengths = [end - start for start, end in zip(starts, ends)]
-    return attend(q, k_cache, v_cache, scale=softmax_scale, causal=causal, window=window_of(window_size), softcap=_softcap(softcap),
-                  alibi_slopes=alibi_slopes, starts_k=starts, lengths_k=lengths, layout="bshd", return_lse=bool(return_softmax_lse))  # fmt: skip
+    with torch.no_grad():
+        if k is not None or v is not None:
+            ends = _append(k_cache, v_cache, k, v, ends, cache_seqlens)
+        lengths = [end - start for start, end in zip(starts, ends)]
+        return attend(q, k_cache, v_cache, scale=softmax_scale, causal=causal, window=window, softcap=_softcap(softcap),
+                      alibi_slopes=alibi_slopes, starts_k=starts, lengths_k=lengths, layout="bshd", return_lse=bool(return_softmax_lse))  # fmt: skip
 
 
 def _cached(q, k_cache, v_cache, cache_seqlens):
@@ -99,7 +103,7 @@ def _cached(q, k_cache, v_cache, cache_seqlens):
     if cache_seqlens is None:
         return [k_cache.shape[1]] * q.shape[0]
     given = cache_seqlens.tolist() if hasattr(cache_seqlens, "tolist") else cache_seqlens
-    lengths = [int(n) for n in given] if isinstance(given, (list, tuple)) else [int(given)] * q.shape[0]
+    lengths = _check.integers(given if isinstance(given, (list, tuple)) else [given] * q.shape[0], "cache_seqlens")
     if len(lengths) != q.shape[0] or any(not 0 <= n <= k_cache.shape[1] for n in lengths):
         raise InvalidArgument(f"cache_seqlens ({lengths}) must be {q.shape[0]} numbers in [0, {k_cache.shape[1]}], the tokens of k_cache")
     return lengths
@@ -109,7 +113,7 @@ def _starts(cache_leftpad, ends):
     """The first token of each item in the cache."""
     if cache_leftpad is None:
         return [0] * len(ends)
-    starts = [int(n) for n in (cache_leftpad.tolist() if hasattr(cache_leftpad, "tolist") else cache_leftpad)]
+    starts = _check.integers(cache_leftpad.tolist() if hasattr(cache_leftpad, "tolist") else cache_leftpad, "cache_leftpad")
     if len(starts) != len(ends) or any(not 0 <= start <= end for start, end in zip(starts, ends)):
         raise InvalidArgument(f"cache_leftpad ({starts}) must be {len(ends)} numbers, none above cache_seqlens ({ends})")
     return starts

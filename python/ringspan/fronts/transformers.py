@@ -211,7 +211,8 @@ class Front:
             if all(part.cu_seqlens == offsets for part in mask.parts) and (cu_k is None or tuple(cu_k.tolist()) == offsets):
                 return mask.parts
             raise InvalidArgument(f"cu_seq_lens_q ({offsets}) are other sequences than those of position_ids ({mask.parts[0].cu_seqlens})")
-        if known is None or mask.parts != _hf_masks.parts_of(known, mask.batch, mask.tokens_q, mask.tokens_k, 0, None):
+        plain = () if known is None else _hf_masks.parts_of(known, mask.batch, mask.tokens_q, mask.tokens_k, 0, None)
+        if known is None or mask.parts != plain or any(part.lengths is not None for part in mask.parts):
             raise Unsupported("cu_seq_lens_q together with padding, a KV cache or a mask of your own is not supported; make the padding a sequence of its own")
         return dict(causal=known.causal, window=known.window, **_documents(cu_q, cu_k, q, k))
 

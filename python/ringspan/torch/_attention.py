@@ -356,7 +356,7 @@ def _prepare(
             if dealt.mismatch(tokens, ranks):
                 raise InvalidArgument(f"{dealt.mismatch(tokens, ranks)}; expected {tokens} of {name} over {ranks}")
     text = _known_text(
-        pattern, causal, window, cu_q is not None, scale, softcap, dropout_p, seed is not None and dropout_seed is not None,
+        pattern, causal, window_pair(window), cu_q is not None, scale, softcap, dropout_p, seed is not None and dropout_seed is not None,
         0 if ranks is None else ranks, queries, keys, replicated_q, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
         host_tensors, deterministic, partials,
     )  # fmt: skip
@@ -367,7 +367,7 @@ def _text(pattern, causal, window, documents, scale, softcap, dropout_p, seeded,
           deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials):  # fmt: skip
     """The spec of what is not a tensor, checked."""
     text = encode(
-        text_of(pattern), causal_flag(causal), window_pair(window), documents, None if scale is None else _check.number(scale, "scale"),
+        text_of(pattern), causal_flag(causal), window, documents, None if scale is None else _check.number(scale, "scale"),
         _check.number(softcap, "softcap"), dropout_p, seeded, ranks, queries, keys, replicated_q, strategy, layout,
         _check.positive(deadline, "deadline"), _check.integer(memory_budget, "memory_budget", 0), _check.integer(bucket_rows, "bucket_rows", 0),
         _check.text(kernel, "kernel"), device, host_tensors, _check.flag(deterministic, "deterministic"), partials,

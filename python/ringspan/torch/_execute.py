@@ -9,14 +9,12 @@ much larger it has to be is different on each rank. A training run has one sessi
 """
 
 import contextlib
-import operator
 import re
 import threading
 import warnings
 from collections import OrderedDict
 
 import torch
-import torch.distributed as dist
 
 from .. import _core
 from .._threads import num_threads
@@ -371,19 +369,20 @@ def keeps_o(spec, q):
     return not spec.host_tensors and ((q.dtype != torch.float32 and not spec.rounds_o) or spec.pattern.states > 1)
 
 
-def saved_bytes(spec, q, v, group):
+def saved_bytes(spec, q, v):
+    """Of all rows of q, also where a rank needs fewer: the ranks of a host share compiled graphs, in which sizes are."""
     states = spec.pattern.states
     if not spec.backward or not keeps_o(spec, q):
         return 0
-    return 4 * states * q.shape[0] * _owned_rows(spec, q, group) * q.shape[2] * v.shape[3]
+    return 4 * states * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[3]
 
 
-def _owned_rows(spec, q, group):
-    """Of the rows of q those that this rank merges; simulated ranks together own all."""
-    if not (spec.replicated_q and group):
-        return q.shape[1]
-    members = _transport.group_named(group)
-    return _core.shard_rows(spec.sharding.kind, operator.index(q.shape[1]), dist.get_world_size(members), dist.get_rank(members))
+def _needed_bytes(saved, spec, q, group):
+    """Those of the rows of q that this rank merges; simulated ranks together merge all."""
+    if not (spec.replicated_q and group and saved.numel()):
+        return saved.numel()
+    core = group_named(group).core
+    return saved.numel() // q.shape[1] * _core.shard_rows(spec.sharding.kind, q.shape[1], core.size, core.rank)
 
 
 def _vectors(place, alibi, sinks, heads):
@@ -402,10 +401,11 @@ def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text
         alibi, sinks = place.vector(alibi), place.vector(sinks)
         o = empty_rows(q, v.shape[3], call.spec.layout, **place.memory)
         lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, **place.memory)
-        saved = torch.empty(saved_bytes(call.spec, q, v, group), dtype=torch.uint8, device=q.device)
+        saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8, device=q.device)
         number = empty_number(q, group)
     tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
-    named = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=saved.numel())
+    needed = _needed_bytes(saved, call.spec, q, group)
+    named = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=needed)
 
     def simulate(plans):
         if place.kind == "cpu":
@@ -437,7 +437,8 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu
         place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse), place.rows(d_out), place.statistics(dlse),
         place.rows(dq), place.rows(dk), place.rows(dv),
     ]  # fmt: skip
-    vectors = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=saved.numel())
+    needed = _needed_bytes(saved, call.spec, q, group)
+    vectors = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=needed)
     named = dict(vectors, dsinks=place.address(dsinks))
 
     def simulate(plans):

@@ -34,7 +34,7 @@ def _(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, grou
     spec = decode(text)
     o = _execute.empty_rows(q, v.shape[3], spec.layout)
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    return o, lse, q.new_empty((_execute.saved_bytes(spec, q, v, group),), dtype=torch.uint8), _execute.empty_number(q, group)
+    return o, lse, q.new_empty((_execute.saved_bytes(spec, q, v),), dtype=torch.uint8), _execute.empty_number(q, group)
 
 
 @torch.library.register_fake("ringspan::attention_backward")

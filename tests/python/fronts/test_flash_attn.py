@@ -147,6 +147,9 @@ def test_with_kvcache():
     padded = flash_attn.flash_attn_with_kvcache(q, k.clone(), v.clone(), k_new, v_new, cache_seqlens=[9, 12], cache_leftpad=torch.tensor([4, 0]), causal=True)
     rows = [torch.cat((t[:1, 4:9], new[:1]), 1) for t, new in ((k, k_new), (v, v_new))]
     dense.close("padding on the left", padded[:1], dense.attention(q[:1], *rows, dense.band(2, 7, causal=True))[0])
+    caches = [k.clone(), v.clone()]
+    trained = flash_attn.flash_attn_with_kvcache(q.requires_grad_(), *caches, k_new.requires_grad_(), v_new, cache_seqlens=5)
+    assert not trained.requires_grad and not caches[0].requires_grad  # as there; a cache keeps no graphs of earlier steps
     without = flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=[5, 0])
     assert not without[1].any() and without[0].any()
 
@@ -168,6 +171,10 @@ def test_what_kvcache_refuses():
     ):
         with pytest.raises(InvalidArgument, match=text):
             flash_attn.flash_attn_with_kvcache(q, k, v, **arguments)
+    with pytest.raises(InvalidArgument, match=r"cache_seqlens\[0\] \(3.7\) must be an integer"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=[3.7, 4])
+    with pytest.raises(InvalidArgument, match="window_size"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, k_new, k_new, cache_seqlens=5, window_size=(-1,))
     with pytest.raises(InvalidArgument, match="v_cache has shape"):
         flash_attn.flash_attn_with_kvcache(q, k, v[:, :7], k_new, k_new, cache_seqlens=5)
     assert torch.equal(k, before)

@@ -249,10 +249,11 @@ def test_packed_by_cu_seq_lens():
     expected = theirs(ids, position_ids=positions, use_cache=False).logits
     for use_cache in (False, True):
         dense.close("logits", ours(ids, position_ids=positions, use_cache=use_cache, **packed).logits, expected)
-    keep = torch.ones_like(ids)
-    keep[0, -2:] = 0
-    with pytest.raises(Unsupported, match="cu_seq_lens_q together with padding"):
-        ours(ids, position_ids=positions, attention_mask=keep, use_cache=False, **packed)
+    for padding in (slice(0, 2), slice(-2, None)):
+        keep = torch.ones_like(ids)
+        keep[0, padding] = 0
+        with pytest.raises(Unsupported, match="cu_seq_lens_q together with padding"):
+            ours(ids, position_ids=positions, attention_mask=keep, use_cache=False, **packed)
     with pytest.raises(ValueError, match="other sequences than those of position_ids"):
         ours(ids, position_ids=positions, use_cache=False, **{**packed, "cu_seq_lens_q": torch.tensor([0, 6, 12], dtype=torch.int32)})
 
