@@ -8,6 +8,8 @@ logarithm, (batch, heads, tokens) or (heads, total), and differentiable. float32
 always are. With `group` (an extra), q, k, v are this rank's shards.
 """
 
+import contextlib
+
 from .. import _check
 from ..errors import InvalidArgument
 from ._call import attend, check_offsets, probabilities, refuse, together, unpack, window_of
@@ -86,9 +88,7 @@ def flash_attn_with_kvcache(q, k_cache, v_cache, k=None, v=None, rotary_cos=None
         refuse("rotary_cos", "rotation inside of the call", "rotate q and k before it")
     ends, window = _cached(q, k_cache, v_cache, cache_seqlens), window_of(window_size)
     starts = _starts(cache_leftpad, ends)
-    with torch.no_grad():
-        if k is not None or v is not None:
-            ends = _append(k_cache, v_cache, k, v, ends, cache_seqlens)
+    with torch.no_grad(), _appended(k_cache, v_cache, k, v, ends, cache_seqlens) as ends:
         lengths = [end - start for start, end in zip(starts, ends)]
         return attend(q, k_cache, v_cache, scale=softmax_scale, causal=causal, window=window, softcap=_softcap(softcap),
                       alibi_slopes=alibi_slopes, starts_k=starts, lengths_k=lengths, layout="bshd", return_lse=bool(return_softmax_lse))  # fmt: skip
@@ -119,23 +119,34 @@ def _starts(cache_leftpad, ends):
     return starts
 
 
-def _append(k_cache, v_cache, k, v, lengths, cache_seqlens):
-    """Writes k and v behind what is cached; tokens of each item that are in the cache then."""
+@contextlib.contextmanager
+def _appended(k_cache, v_cache, k, v, lengths, cache_seqlens):
+    """The tokens of each item that are in the cache once k and v are written behind them; where what follows fails, they are not."""
     import torch
 
+    if k is None and v is None:
+        yield lengths
+        return
     if k is None or v is None or cache_seqlens is None:
         missing = "k" if k is None else "v" if v is None else "cache_seqlens"
         raise InvalidArgument(f"{missing} is missing: new tokens are k and v, written into the caches at cache_seqlens")
     for name, rows, cache in (("k", k, k_cache), ("v", v, v_cache)):
         if rows.dim() != 4 or rows.shape[0] != cache.shape[0] or rows.shape[1] != k.shape[1] or rows.shape[2:] != cache.shape[2:]:
             raise InvalidArgument(f"{name} has shape {tuple(rows.shape)}; expected {(cache.shape[0], k.shape[1], *cache.shape[2:])}")
+        if rows.dtype != cache.dtype:
+            raise InvalidArgument(f"{name}.dtype ({rows.dtype}) must equal {name}_cache.dtype ({cache.dtype})")
     ends = [n + k.shape[1] for n in lengths]
     if max(ends, default=0) > k_cache.shape[1]:
         raise InvalidArgument(f"cache_seqlens ({lengths}) and {k.shape[1]} new tokens need {max(ends)} of the cache, which has {k_cache.shape[1]}")
     items = torch.arange(len(lengths), device=k.device)[:, None]
     tokens = torch.tensor(lengths, device=k.device)[:, None] + torch.arange(k.shape[1], device=k.device)
+    before = k_cache[items, tokens], v_cache[items, tokens]  # copies
     k_cache[items, tokens], v_cache[items, tokens] = k, v
-    return ends
+    try:
+        yield ends
+    except Exception:
+        k_cache[items, tokens], v_cache[items, tokens] = before
+        raise
 
 
 def _softcap(softcap):

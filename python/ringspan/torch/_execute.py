@@ -280,8 +280,11 @@ class _Group:
         known = self._lengths.get(key)
         if known is None:
             queries, keys = ([record[side] for record in records] for side in (3, 4))
-            known = self._check_equal(queries) if spec.replicated_q else self._check_side(spec.sharding, queries, "q"), \
-                self._check_side(spec.sharding_k, keys, "k")  # fmt: skip
+            try:
+                tokens_q = self._check_equal(queries) if spec.replicated_q else self._check_side(spec.sharding, queries, "q")
+                known = tokens_q, self._check_side(spec.sharding_k, keys, "k")
+            except InvalidArgument as error:
+                raise InvalidArgument(f"{self._prefix()}: {error}") from None
             self._lengths.put(key, known)
         return known
 

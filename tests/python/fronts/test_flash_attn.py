@@ -171,6 +171,12 @@ def test_what_kvcache_refuses():
     ):
         with pytest.raises(InvalidArgument, match=text):
             flash_attn.flash_attn_with_kvcache(q, k, v, **arguments)
+    with pytest.raises(InvalidArgument, match="v.dtype .torch.float16. must equal v_cache.dtype"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, k_new, k_new.half(), cache_seqlens=5)
+    with pytest.raises(InvalidArgument, match="dtype"):
+        flash_attn.flash_attn_with_kvcache(q.half(), k, v, k_new, k_new, cache_seqlens=5)
+    with pytest.raises(InvalidArgument, match="alibi_slopes"):
+        flash_attn.flash_attn_with_kvcache(q, k, v, k_new, k_new, cache_seqlens=5, alibi_slopes=torch.zeros(H + 1))
     with pytest.raises(InvalidArgument, match=r"cache_seqlens\[0\] \(3.7\) must be an integer"):
         flash_attn.flash_attn_with_kvcache(q, k, v, cache_seqlens=[3.7, 4])
     with pytest.raises(InvalidArgument, match="window_size"):
