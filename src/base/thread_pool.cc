@@ -16,7 +16,7 @@
 namespace ringspan {
 namespace {
 
-void pause() {
+void relax() {  // the core, which another thread may share
 #if defined(__x86_64__)
   __builtin_ia32_pause();
 #elif defined(__aarch64__)
@@ -37,7 +37,7 @@ template <typename Done>
 void look_for(const Done& done) {
   const auto end = std::chrono::steady_clock::now() + kLook;
   while (!done() && std::chrono::steady_clock::now() < end) {
-    for (int i = 0; i < 16 && !done(); ++i) pause();
+    for (int i = 0; i < 16 && !done(); ++i) relax();
     std::this_thread::yield();
   }
 }
