@@ -115,6 +115,20 @@ TEST(PlanText, NamesTheExtras) {
   EXPECT_THAT(text, HasSubstr("saved"));
 }
 
+TEST(PlanText, ShowsWhatEachBatchItemHas) {
+  Problem p = problem("causal", 100);
+  p.batch = 2;
+  p.lengths_q = {100, 1};
+  p.starts_k = {0, 40};
+  p.lengths_k = {100, 60};
+  EXPECT_THAT(plan_of(p, Strategy::pass_q, 0).to_string(),
+              HasSubstr("of the batch items: queries 100, 1; first key 0, 40; keys 100, 60\n"));
+  p.batch = 9;
+  p.lengths_q = p.starts_k = {};
+  p.lengths_k = {7, 8, 9, 10, 11, 12, 13, 99, 5};
+  EXPECT_THAT(plan_of(p, Strategy::pass_q, 0).to_string(), HasSubstr("of the batch items: keys 5 to 99\n"));
+}
+
 TEST(PlanJson, IsTheWholePlan) {
   for (const Strategy strategy : {Strategy::ring, Strategy::ulysses, Strategy::pass_q}) {
     Problem p = problem("dilated:512x1,2048x4 & causal");

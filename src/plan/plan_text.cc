@@ -15,6 +15,17 @@
 
 namespace ringspan {
 namespace internal {
+namespace {
+
+// A value per batch item; of more than eight the least and the greatest, so that a batch of a thousand is a line too.
+std::string per_item(const char* label, const std::vector<std::int64_t>& values) {
+  constexpr std::size_t kShown = 8;
+  if (values.size() <= kShown) return fmt::format(" {} {};", label, fmt::join(values, ", "));
+  const auto [least, most] = std::minmax_element(values.begin(), values.end());
+  return fmt::format(" {} {} to {};", label, *least, *most);
+}
+
+}  // namespace
 
 void append_problem(std::string& out, const Problem& p) {
   auto to = std::back_inserter(out);
@@ -22,6 +33,14 @@ void append_problem(std::string& out, const Problem& p) {
                  p.pattern.to_string(), p.batch, p.tokens_q, p.tokens_k, p.heads, p.kv_heads, p.head_dim, p.head_dim_v,
                  to_string(p.dtype));
   if (!p.cu_seqlens_q.empty()) fmt::format_to(to, "            {} documents\n", p.cu_seqlens_q.size() - 1);
+  std::string items;
+  if (!p.lengths_q.empty()) items += per_item("queries", p.lengths_q);
+  if (!p.starts_k.empty()) items += per_item("first key", p.starts_k);
+  if (!p.lengths_k.empty()) items += per_item("keys", p.lengths_k);
+  if (!items.empty()) {
+    items.pop_back();
+    fmt::format_to(to, "            of the batch items:{}\n", items);
+  }
   std::string extras;
   if (p.softcap > 0.0F) extras += fmt::format(" softcap {}", p.softcap);
   if (p.alibi) extras += " alibi";

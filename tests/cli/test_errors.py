@@ -46,6 +46,7 @@ class Usage(Errors):
         self.fails(["plan"], ARGUMENTS, "plan needs --tokens N or --input FILE")
 
     def test_unknown_words_come_before_what_is_missing(self):
+        self.fails(["verify", "--starts-k", "0,5"], ARGUMENTS, "verify: unknown option --starts-k; a problem is words, such as nq=1000 h=8 d=64")
         self.fails(["run", "--bogus"], ARGUMENTS, "run: unknown option --bogus\n")
         self.fails(["help", "run"], ARGUMENTS, "unknown command help\n")
         self.fails(["run", "plan"], ARGUMENTS, "run: unexpected argument plan\n")

@@ -71,7 +71,10 @@ std::string unexpected(const CLI::App& app, const CLI::App* command) {
   }
   if (!first.starts_with("-")) return fmt::format("{}: unexpected argument {}", command->get_name(), first);
   const std::string name = first.substr(0, first.find('='));
-  return fmt::format("{}: unknown option {}{}", command->get_name(), name, did_you_mean(name, option_names(*command)));
+  std::string hint = did_you_mean(name, option_names(*command));
+  if (hint.empty() && command->get_option_no_throw("problem") != nullptr)
+    hint = "; a problem is words, such as nq=1000 h=8 d=64";
+  return fmt::format("{}: unknown option {}{}", command->get_name(), name, hint);
 }
 
 int parse_failure(CLI::App& app, const CLI::ParseError& error) {
