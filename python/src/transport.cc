@@ -49,7 +49,8 @@ void agree(Communicator& communicator, const std::vector<std::tuple<std::string,
            const std::string& error_class, const std::string& error_text, double deadline) {
   std::vector<AgreeField> list;
   list.reserve(fields.size());
-  for (const auto& [name, value, hexadecimal] : fields) list.push_back({name, value, false, hexadecimal});
+  for (const auto& [name, value, hexadecimal] : fields)
+    list.push_back({name, value, hexadecimal ? hexadecimal_text : decimal_text});
   std::exception_ptr own_error;
   if (!error_class.empty()) own_error = make_error(code_of(error_class), error_text);
   Agreement(communicator).agree(list, own_error, Seconds(deadline));

@@ -58,7 +58,13 @@ void set_error(ErrorSlot& slot, int rank, ErrorCode code, std::string_view text)
   slot.text[shown.copy(slot.text, room)] = '\0';
 }
 
+std::string pass_text(std::int64_t backward) { return backward != 0 ? "backward" : "forward"; }
+
 }  // namespace
+
+std::string decimal_text(std::int64_t value) { return fmt::format("{}", value); }
+
+std::string hexadecimal_text(std::int64_t value) { return fmt::format("{:#018x}", static_cast<std::uint64_t>(value)); }
 
 // The version comes first and stays first: two versions must be able to read so much of each other.
 struct Agreement::Packet {
@@ -85,11 +91,11 @@ std::span<const AgreeExtent> Agreement::agree(std::span<const AgreeField> fields
 void Agreement::agree_pass(const AgreePass& pass, const std::exception_ptr& own_error, Communicator::Seconds deadline,
                            std::uint64_t first_round) {
   const std::array<AgreeField, kPassFields> fields{
-      AgreeField{"the plan (fingerprint)", std::bit_cast<std::int64_t>(pass.plan), false, true},
-      AgreeField{"which attention is called (its number)", std::bit_cast<std::int64_t>(pass.attention), false, false},
-      AgreeField{"the number of the execution", std::bit_cast<std::int64_t>(pass.execution), false, false},
-      AgreeField{"the pass (0 forward, 1 backward)", pass.backward ? 1 : 0, false, false},
-      AgreeField{"the seed of dropout", std::bit_cast<std::int64_t>(pass.seed), false, true}};
+      AgreeField{"the plan (fingerprint)", std::bit_cast<std::int64_t>(pass.plan), hexadecimal_text},
+      AgreeField{"which attention is called (its number)", std::bit_cast<std::int64_t>(pass.attention)},
+      AgreeField{"the number of the execution", std::bit_cast<std::int64_t>(pass.execution)},
+      AgreeField{"the pass", pass.backward ? 1 : 0, pass_text},
+      AgreeField{"the seed of dropout", std::bit_cast<std::int64_t>(pass.seed), hexadecimal_text}};
   fill(fields, own_error);
   disseminate(pass_message_bytes(), deadline, first_round);
   throw_if_different(fields);
@@ -134,25 +140,22 @@ void Agreement::disseminate(std::int64_t bytes, Communicator::Seconds deadline, 
 
 void Agreement::throw_if_different(std::span<const AgreeField> fields) const {
   const auto prefix = [&] { return rank_prefix(communicator_.rank(), communicator_.size()); };
-  const auto check = [&](std::string_view name, const AgreeExtent& extent, bool hexadecimal) {
+  const auto check = [&](std::string_view name, const AgreeExtent& extent, AgreeText text) {
     if (extent.minimum == extent.maximum) return;
-    const auto print = [&](std::int64_t value) {
-      return hexadecimal ? fmt::format("{:#018x}", static_cast<std::uint64_t>(value)) : fmt::format("{}", value);
-    };
-    std::string low = fmt::format("{} on rank {}", print(extent.minimum), extent.minimum_rank);
-    std::string high = fmt::format("{} on rank {}", print(extent.maximum), extent.maximum_rank);
+    std::string low = fmt::format("{} on rank {}", text(extent.minimum), extent.minimum_rank);
+    std::string high = fmt::format("{} on rank {}", text(extent.maximum), extent.maximum_rank);
     if (extent.maximum_rank < extent.minimum_rank) std::swap(low, high);
     throw CommError(fmt::format("{}ranks disagree on {}: {}, {}", prefix(), name, low, high));
   };
-  check("the version of the protocol", known_->version, false);
+  check("the version of the protocol", known_->version, decimal_text);
   if (const ErrorSlot& error = known_->error; error.rank != kNoRank) {
     const std::string where = error.rank == communicator_.rank() ? "" : fmt::format("on rank {}: ", error.rank);
     std::rethrow_exception(make_error(error.code, prefix() + where + error.text));
   }
-  check("the number of fields to agree on", known_->count, false);
-  check("the fields to agree on (hash of their names)", known_->names, true);
+  check("the number of fields to agree on", known_->count, decimal_text);
+  check("the fields to agree on (hash of their names)", known_->names, hexadecimal_text);
   for (std::size_t i = 0; i < fields.size(); ++i) {
-    if (!fields[i].minimum_wins) check(fields[i].name, known_->fields[i], fields[i].hexadecimal);
+    if (!fields[i].minimum_wins) check(fields[i].name, known_->fields[i], fields[i].text);
   }
 }
 

@@ -16,6 +16,7 @@
 #include <exception>
 #include <memory>
 #include <span>
+#include <string>
 #include <string_view>
 
 #include "comm/rounds.h"
@@ -23,11 +24,16 @@
 
 namespace ringspan {
 
+// How an error shows a value.
+using AgreeText = std::string (*)(std::int64_t value);
+std::string decimal_text(std::int64_t value);
+std::string hexadecimal_text(std::int64_t value);
+
 struct AgreeField {
   std::string_view name;  // as an error shall name it: "tokens_k"
   std::int64_t value = 0;
+  AgreeText text = decimal_text;
   bool minimum_wins = false;  // may differ; the minimum counts (a memory budget)
-  bool hexadecimal = false;   // how an error prints it
 };
 
 // The extremes of one field over the ranks.

@@ -50,7 +50,8 @@ TEST(AgreementTest, ExtremesWithTheLowestRanksThatHoldThem) {
     run_thread_ranks(ranks, [&](Communicator& comm) {
       Agreement agreement(comm);
       std::vector<AgreeField> fields;
-      for (const auto& field : values) fields.push_back({"budget", field[static_cast<std::size_t>(comm.rank())], true});
+      for (const auto& field : values)
+        fields.push_back({"budget", field[static_cast<std::size_t>(comm.rank())], decimal_text, true});
       const auto extents = agreement.agree(fields, nullptr, kPatience);
       ASSERT_EQ(extents.size(), values.size());
       for (std::size_t i = 0; i < values.size(); ++i) {
@@ -68,9 +69,9 @@ TEST(AgreementTest, ExtremesWithTheLowestRanksThatHoldThem) {
 TEST(AgreementTest, AllRanksNameTheFirstFieldThatDiffers) {
   const auto errors = errors_of<CommError>(4, [](Communicator& comm) {
     Agreement agreement(comm);
-    const std::array<AgreeField, 4> fields{AgreeField{"tokens_q", 4096}, AgreeField{"memory", 100 + comm.rank(), true},
-                                           AgreeField{"tokens_k", comm.rank() == 3 ? 8192 : 4096},
-                                           AgreeField{"heads", comm.rank()}};
+    const std::array<AgreeField, 4> fields{
+        AgreeField{"tokens_q", 4096}, AgreeField{"memory", 100 + comm.rank(), decimal_text, true},
+        AgreeField{"tokens_k", comm.rank() == 3 ? 8192 : 4096}, AgreeField{"heads", comm.rank()}};
     agreement.agree(fields, nullptr, kPatience);
   });
   for (std::size_t rank = 0; rank < 4; ++rank) {
@@ -184,7 +185,7 @@ TEST(AgreementTest, WhatAPassMustHaveInCommon) {
   EXPECT_EQ(where_rank_1_has({.plan = 1, .attention = 3, .execution = 8, .seed = 5}),
             disagree + "which attention is called (its number): 2 on rank 0, 3 on rank 1");
   EXPECT_EQ(where_rank_1_has({.plan = 1, .attention = 2, .execution = 8, .backward = true, .seed = 5}),
-            disagree + "the pass (0 forward, 1 backward): 0 on rank 0, 1 on rank 1");
+            disagree + "the pass: forward on rank 0, backward on rank 1");
   EXPECT_EQ(where_rank_1_has({.plan = 1, .attention = 2, .execution = 8, .seed = 6}),
             disagree + "the seed of dropout: 0x0000000000000005 on rank 0, 0x0000000000000006 on rank 1");
 }

@@ -125,7 +125,7 @@ void NcclTransport::join() {
   const std::array<AgreeField, 2> fields{
       AgreeField{"the version of NCCL", nccl_ == nullptr ? 0 : nccl_->version},
       AgreeField{"unique_id", setup_.unique_id.empty() ? 0 : fnv1a_field(setup_.unique_id.data(), setup_.unique_id.size()),
-                 false, true}};
+                 hexadecimal_text}};
   agreement.agree(fields, own_error, deadline, kLibraryRounds);
   const NcclUniqueId id = agree_on_id(deadline);
   Verdicts verdicts(host_);

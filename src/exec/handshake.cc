@@ -27,13 +27,21 @@ std::int64_t hash_list(const std::vector<T>& list) {
   return fnv1a_field(list.data(), list.size() * sizeof(T));
 }
 
-// Numbers are compared as they are, everything else by a hash or its bits.
+std::string flag_text(std::int64_t value) { return value != 0 ? "true" : "false"; }
+std::string real_text(std::int64_t bits) { return fmt::format("{}", std::bit_cast<float>(static_cast<std::uint32_t>(bits))); }
+std::string dtype_text(std::int64_t value) { return std::string(to_string(static_cast<DType>(value))); }
+std::string strategy_text(std::int64_t value) { return std::string(to_string(static_cast<Strategy>(value))); }
+
+// Texts and lists are compared by a hash, everything else as it is.
 class Fields {
  public:
-  void number(std::string_view name, std::int64_t value) { list_.push_back({name, value, false, false}); }
-  void bits(std::string_view name, std::int64_t value) { list_.push_back({name, value, false, true}); }
-  void real(std::string_view name, float value) { bits(name, std::bit_cast<std::uint32_t>(value)); }
-  void minimum(std::string_view name, std::int64_t value) { list_.push_back({name, value, true, false}); }
+  void number(std::string_view name, std::int64_t value, AgreeText text = decimal_text) {
+    list_.push_back({name, value, text, false});
+  }
+  void flag(std::string_view name, bool value) { number(name, value ? 1 : 0, flag_text); }
+  void hash(std::string_view name, std::int64_t value) { number(name, value, hexadecimal_text); }
+  void real(std::string_view name, float value) { number(name, std::bit_cast<std::uint32_t>(value), real_text); }
+  void minimum(std::string_view name, std::int64_t value) { list_.push_back({name, value, decimal_text, true}); }
   void most(std::string_view name, std::int64_t value) { minimum(name, value); }  // both extremes become known
   std::span<const AgreeField> list() const { return list_; }
 
@@ -53,31 +61,30 @@ void add_problem(const Problem& problem, Fields& fields) {
   fields.number("kv_heads", problem.kv_heads);
   fields.number("head_dim", problem.head_dim);
   fields.number("head_dim_v", problem.head_dim_v);
-  fields.number("dtype (0 float32, 1 bfloat16, 2 float16)", static_cast<std::int64_t>(problem.dtype));
-  fields.bits("pattern (hash)", hash_text(problem.pattern.to_string()));
-  fields.bits("cu_seqlens_q (hash)", hash_list(problem.cu_seqlens_q));
-  fields.bits("cu_seqlens_k (hash)", hash_list(problem.cu_seqlens_k));
-  fields.bits("lengths_q (hash)", hash_list(problem.lengths_q));
-  fields.bits("lengths_k (hash)", hash_list(problem.lengths_k));
-  fields.bits("starts_k (hash)", hash_list(problem.starts_k));
-  fields.real("scale (float32 bits)", problem.scale);
-  fields.real("softcap (float32 bits)", problem.softcap);
-  fields.number("alibi", problem.alibi ? 1 : 0);
-  fields.number("sinks", problem.sinks ? 1 : 0);
-  fields.real("dropout (float32 bits)", problem.dropout);
-  fields.bits("seed", std::bit_cast<std::int64_t>(problem.seed));
-  fields.bits("sharding_q (hash)", hash_text(problem.sharding_q.to_string()));
-  fields.bits("sharding_k (hash)", hash_text(problem.sharding_k.to_string()));
-  fields.number("replicated_q", problem.replicated_q ? 1 : 0);
+  fields.number("dtype", static_cast<std::int64_t>(problem.dtype), dtype_text);
+  fields.hash("pattern (hash)", hash_text(problem.pattern.to_string()));
+  fields.hash("cu_seqlens_q (hash)", hash_list(problem.cu_seqlens_q));
+  fields.hash("cu_seqlens_k (hash)", hash_list(problem.cu_seqlens_k));
+  fields.hash("lengths_q (hash)", hash_list(problem.lengths_q));
+  fields.hash("lengths_k (hash)", hash_list(problem.lengths_k));
+  fields.hash("starts_k (hash)", hash_list(problem.starts_k));
+  fields.real("scale", problem.scale);
+  fields.real("softcap", problem.softcap);
+  fields.flag("alibi", problem.alibi);
+  fields.flag("sinks", problem.sinks);
+  fields.real("dropout", problem.dropout);
+  fields.hash("seed", std::bit_cast<std::int64_t>(problem.seed));
+  fields.hash("sharding_q (hash)", hash_text(problem.sharding_q.to_string()));
+  fields.hash("sharding_k (hash)", hash_text(problem.sharding_k.to_string()));
+  fields.flag("replicated_q", problem.replicated_q);
 }
 
 void add_options(const PlanOptions& options, Fields& fields) {
-  fields.number("strategy (0 auto, 1 local, 2 all-gather, 3 exchange, 4 ring, 5 pass-q, 6 ulysses)",
-                static_cast<std::int64_t>(options.strategy));
+  fields.number("strategy", static_cast<std::int64_t>(options.strategy), strategy_text);
   fields.number("computing_ranks", options.computing_ranks);
-  fields.number("backward", options.backward ? 1 : 0);
-  fields.number("keep_o_float32", options.keep_o_float32 ? 1 : 0);
-  fields.number("host_tensors", options.host_tensors ? 1 : 0);
+  fields.flag("backward", options.backward);
+  fields.flag("keep_o_float32", options.keep_o_float32);
+  fields.flag("host_tensors", options.host_tensors);
 }
 
 void add_cost(const PlanOptions& options, Fields& fields) {
@@ -127,7 +134,7 @@ std::uint64_t agree_on_plan(Communicator& communicator, const Plan* plan, const 
   fields.number(
       "bucket_rows of plans made apart, with a memory budget or tuned sizes (give bucket_rows, or let the attention plan)",
       plan == nullptr ? 0 : plan->bucket_rows());
-  fields.bits("the plan (fingerprint)", plan == nullptr ? 0 : std::bit_cast<std::int64_t>(plan->fingerprint()));
+  fields.hash("the plan (fingerprint)", plan == nullptr ? 0 : std::bit_cast<std::int64_t>(plan->fingerprint()));
   fields.most("number", next_number);
   Agreement agreement(communicator);
   const auto extents = agreement.agree(fields.list(), own_error, usable_deadline(deadline), kPlanAgreeRounds);

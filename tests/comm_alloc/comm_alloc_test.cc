@@ -40,7 +40,7 @@ struct Buffers {
 void talk(Communicator& comm, Agreement& agreement, Buffers& buffers, int times) {
   std::array<Request, kInFlight> requests{};
   for (int time = 0; time < times; ++time) {
-    const std::array<AgreeField, 2> fields{AgreeField{"time", time}, AgreeField{"budget", comm.rank(), true}};
+    const std::array<AgreeField, 2> fields{AgreeField{"time", time}, AgreeField{"budget", comm.rank(), decimal_text, true}};
     agreement.agree(fields, nullptr, kPatience);
     agreement.agree_pass({.plan = 17, .execution = static_cast<std::uint64_t>(time)}, nullptr, kPatience);
     for (std::size_t flight = 0; flight < kInFlight; ++flight) {

@@ -223,7 +223,7 @@ def _in_a_group(rank, ranks, stand_in=None):
     results = [rt.attention(*seeded, dropout_p=0.3, dropout_seed=7, group=dist.group.WORLD, device=d) for d in (None, DEVICE)]
     assert_close(results[1], results[0].double())
     # The other device on one rank: named on both, and the group stays usable.
-    with pytest.raises(ringspan.CommError, match=r"ranks disagree on device \(0 cpu, 1 cuda, 2 cuda-emulated\): [02] on rank 0"):
+    with pytest.raises(ringspan.CommError, match=r"ranks disagree on device: (cpu|cuda-emulated) on rank 0"):
         rt.attention(*seeded, group=dist.group.WORLD, device=DEVICE if rank == 0 else None)
     again = rt.attention(*seeded, group=dist.group.WORLD, device=DEVICE)
     assert_close(again, sharding.shard(attention(q, k, v)[0], rank=rank))

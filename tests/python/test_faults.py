@@ -65,14 +65,14 @@ def _disagree(rank, ranks, what):
     "what, named",
     [
         ("head_dim", "head_dim: 16 on rank 0, 8 on rank 2"),
-        ("dtype", "dtype"),
+        ("dtype", "dtype: float32 on rank 0, bfloat16 on rank 2"),
         ("pattern", "pattern"),
         ("cu_seqlens", "cu_seqlens"),
         ("strategy", "strategy"),
         ("invalid", "v.heads (4) must equal k.heads (3)"),
         ("unknown", "attn_mask"),
         ("tokens", "sharding 'zigzag' deals"),
-        ("gradient", "whether gradients are needed"),
+        ("gradient", "whether gradients are needed: False on rank 0, True on rank 2"),
     ],
 )
 def test_ranks_that_disagree_raise_on_every_rank(what, named):
@@ -117,7 +117,7 @@ def test_a_disagreement_shows_the_values():
         "dropout_p: 0.1 on rank 0, 0.2 on rank 2",
         "strategy: ring on rank 0, exchange on rank 2",
         "pattern, causal or window: documents on rank 0, full on rank 2",
-        "sharding: zigzag on rank 0, zigzag of 64 tokens over 3 ranks on rank 2",
+        "sharding of queries: zigzag on rank 0, zigzag of 64 tokens over 3 ranks on rank 2",
         "dropout_seed: 18446744073709551615 on rank 0, 7 on rank 2",
     ]
 

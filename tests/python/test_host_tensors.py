@@ -171,7 +171,7 @@ def _in_a_group(rank, ranks):
     # The option on one rank only, and another strategy: an error on all, and the group stays usable.
     parts = [sharding.shard(t, rank=rank) for t in (q, k, v)]
     options = dict(group=dist.group.WORLD, sharding=sharding, device=DEVICE)
-    with pytest.raises(ringspan.CommError, match="ranks disagree on host_tensors: [01] on rank 0"):
+    with pytest.raises(ringspan.CommError, match="ranks disagree on host_tensors: (True|False) on rank 0"):
         rt.attention(*parts, host_tensors=rank == 0, **options)
     with pytest.raises(ringspan.Unsupported, match=r"strategy \(ring\) must be auto or exchange"):
         rt.attention(*parts, host_tensors=True, strategy="ring", **options)

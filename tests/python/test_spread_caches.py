@@ -170,8 +170,8 @@ def test_what_is_wrong_raises_on_all_ranks():
     first, second = (value for _, value in try_ranks(2, _mistaken))
     assert first == second == [
         "InvalidArgument: q has 2 tokens on rank 1, but 3 on rank 0; with replicated_q=True every rank has all queries",
-        "CommError: ranks disagree on replicated_q: 1 on rank 0, 0 on rank 1",
-        "CommError: ranks disagree on sharding_k: contiguous on rank 0, striped on rank 1",
+        "CommError: ranks disagree on replicated_q: True on rank 0, False on rank 1",
+        "CommError: ranks disagree on sharding of keys: contiguous on rank 0, striped on rank 1",
         "InvalidArgument: sharding is of 15 tokens over 2 ranks, but the ranks of the group hold 16 tokens of k over 2",
         "InvalidArgument: k has 8 tokens on rank 0, but sharding 'explicit:0-6;7-15' deals 7 of 16 tokens over 2 ranks to it; shard with "
         "ringspan.torch.Sharding",

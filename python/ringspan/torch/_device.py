@@ -17,7 +17,6 @@ from .. import _core
 from ..errors import InvalidArgument, Unsupported
 
 EMULATED = "cuda-emulated"
-KINDS = ("cpu", "cuda", EMULATED)
 
 
 def check(tensors, named, host_tensors=False):
