@@ -20,6 +20,7 @@ struct Dot {
   static constexpr bool kFetchesQueries = false;
   static constexpr bool kNarrow = false;
   static constexpr int kPanels = 2;
+  static constexpr bool kInRegisters = false;
 
   struct Session {
     Session() { _tile_loadconfig(kConfiguration); }
@@ -82,7 +83,7 @@ struct Dot {
 
   template <typename Products>
   static void column(int rows, int panels, Left left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add,
-                     Ahead* ahead) {
+                     Ahead* ahead, float*) {
     __asm__ volatile("" ::: "memory");  // nor that a load of a tile reads memory: what it reads must have been written
     for (; rows > 0; rows -= kRows, left.data += kRows * left.stride, c += kRows * c_stride) {
       block<Products>(rows, panels, left, right, depth, c, c_stride, add);

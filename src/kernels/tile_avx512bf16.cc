@@ -14,19 +14,16 @@ struct Dot {
   static constexpr bool kFetchesQueries = true;
   static constexpr bool kNarrow = true;
   static constexpr int kPanels = 4;
+  static constexpr bool kInRegisters = true;
   struct Session {
     Session() {}
     ~Session() {}
   };
 
+  // sum[r][v] += row r of left x panel v of right.
   template <typename Products, int kRowCount, int kPanelCount>
-  RINGSPAN_INLINE static void vectors(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
-                                      bool add) {
-    Reg sum[kRowCount][kPanelCount];
-    RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
-      RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) sum[r][v] =
-          add ? Isa::load(c + r * c_stride + v * kWidth) : Isa::zero();
-    }
+  RINGSPAN_INLINE static void add_products(const Left& left, const Right& right, int depth,
+                                           Reg (&sum)[kRowCount][kPanelCount]) {
     for (int product = 0; product < Products::kCount; ++product) {
       const Word* a = left.data + Products::kLeft[product] * left.plane;
       const Word* b = right.data + Products::kRight[product] * right.plane;
@@ -40,6 +37,24 @@ struct Dot {
         }
       }
     }
+  }
+
+  template <typename Products, int kRowCount, int kPanelCount>
+  RINGSPAN_INLINE static void vectors(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
+                                      bool add, float* tops) {
+    Reg sum[kRowCount][kPanelCount];
+    RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
+      RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) sum[r][v] =
+          add ? Isa::load(c + r * c_stride + v * kWidth) : Isa::zero();
+    }
+    add_products<Products>(left, right, depth, sum);
+    if (tops != nullptr) {
+      RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
+        Reg top = Isa::load(tops + r * kWidth);
+        RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) top = Isa::max(sum[r][v], top);
+        Isa::store(tops + r * kWidth, top);
+      }
+    }
     RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
       RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) Isa::store(c + r * c_stride + v * kWidth, sum[r][v]);
     }
@@ -49,9 +64,10 @@ struct Dot {
   // is time in which nothing is multiplied.
   template <typename Products, int kPanelCount>
   static void rows_of(int rows, Left left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add,
-                      Ahead* ahead) {
+                      Ahead* ahead, float* tops) {
     const auto block = [&]<int kCount>() __attribute__((always_inline)) {
-      vectors<Products, kCount, kPanelCount>(left, right, depth, c, c_stride, add);
+      vectors<Products, kCount, kPanelCount>(left, right, depth, c, c_stride, add, tops);
+      if (tops != nullptr) tops += kCount * kWidth;
       left.data += kCount * left.stride;
       c += kCount * c_stride;
       rows -= kCount;
@@ -67,11 +83,11 @@ struct Dot {
 
   template <typename Products>
   static void column(int rows, int panels, const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
-                     bool add, Ahead* ahead) {
-    if (panels == 4) return rows_of<Products, 4>(rows, left, right, depth, c, c_stride, add, ahead);
-    if (panels == 3) return rows_of<Products, 3>(rows, left, right, depth, c, c_stride, add, ahead);
-    if (panels == 2) return rows_of<Products, 2>(rows, left, right, depth, c, c_stride, add, ahead);
-    return rows_of<Products, 1>(rows, left, right, depth, c, c_stride, add, ahead);
+                     bool add, Ahead* ahead, float* tops) {
+    if (panels == 4) return rows_of<Products, 4>(rows, left, right, depth, c, c_stride, add, ahead, tops);
+    if (panels == 3) return rows_of<Products, 3>(rows, left, right, depth, c, c_stride, add, ahead, tops);
+    if (panels == 2) return rows_of<Products, 2>(rows, left, right, depth, c, c_stride, add, ahead, tops);
+    return rows_of<Products, 1>(rows, left, right, depth, c, c_stride, add, ahead, tops);
   }
 };
 

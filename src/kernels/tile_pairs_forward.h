@@ -131,13 +131,15 @@ RINGSPAN_INLINE Reg across(Reg (&t)[16], const Combine& combine) {
   return t[0];
 }
 
+// Whether scale goes into the exponent, as nothing comes between them and it does not turn -inf over.
+inline bool is_plain(const ForwardTile& tile) { return tile.scale > 0.0F && tile.softcap <= 0.0F && tile.slope == nullptr; }
+
 // Scores of 16 rows from `row` on (s) become planes of probabilities relative to their new maxima (p); zero in the rest of
-// `range`, whose ends are multiples of 32. shrink: e^(m - m').
+// `range`, whose ends are multiples of 32. tops: nullptr, or maxima of whole rows per lane. shrink: e^(m - m').
 template <typename Type>
-void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float* s, Word* p, std::int64_t plane,
-                  float* shrink) {
-  // Scale goes into the exponent, unless something comes between them or it turns -inf over.
-  const bool plain = tile.scale > 0.0F && tile.softcap <= 0.0F && tile.slope == nullptr;
+void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float* s, const float* tops, Word* p,
+                  std::int64_t plane, float* shrink) {
+  const bool plain = is_plain(tile);
   const float scale = plain ? tile.scale : 1.0F;
   const std::int32_t *begin = tile.begin + row, *end = tile.end + row;
   const std::int64_t s_stride = score_stride(tile.dims), p_stride = probability_stride(tile.dims);
@@ -152,7 +154,8 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
     if (!plain) finish_scores(tile, row + r, scores, first, last);
     if (first < begin[r]) hide(scores, first, begin[r]);
     if (end[r] < last) hide(scores, end[r], last);
-    t[r] = largest_of(scores, first, last);
+    const bool known = tops != nullptr && begin[r] <= range.begin && end[r] >= range.end;
+    t[r] = known ? Isa::load(tops + r * kWidth) : largest_of(scores, first, last);
   }
   const Reg tile_m = across(t, [](Reg a, Reg b) { return Isa::max(a, b); }) * Isa::set1(scale);
   const Reg old_m = Isa::load(tile.m + row);
@@ -205,6 +208,8 @@ void attend_pairs(const ForwardTile& tile) {
   float* const sums = parts.sums(tile);
   const int depth = up32(tile.dims.head_dim), width = up16(tile.dims.head_dim_v);
   const bool repair = kPlanes > 1 && !(tile.q_finite && tile.k_finite);
+  alignas(64) float maxima[kPairRows * kWidth];
+  float* const tops = Dot::kInRegisters && is_plain(tile) ? maxima : nullptr;
   for (int first = 0; first < tile.rows; first += kPairRows) {
     const int rows = at_most(kPairRows, tile.rows - first);
     Range range = union_of(tile.begin, tile.end, first, first + rows);
@@ -212,13 +217,15 @@ void attend_pairs(const ForwardTile& tile) {
     range = {down32(range.begin), up32(range.end)};
     const int columns = range.end - range.begin;
     const Left q{static_cast<const Word*>(tile.q) + first * parts.q_stride, parts.q_stride, parts.q_plane};
+    if (tops != nullptr) fill(tops, 0, kPairRows * kWidth, -kInf);
     multiply_pairs<AllProducts<kPlanes>>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, parts.s_stride,
-                                         false, tile.ahead);
+                                         false, tile.ahead, tops);
     if (repair) repair_products<kPlanes>(rows, columns, depth, q, k.at(range.begin, 0), scores + range.begin, parts.s_stride);
     float shrink[kPairRows];
     for (int r = 0; r < rows; r += 16) {
       softmax_rows<Type>(tile, first + r, at_most(16, rows - r), range, scores + r * parts.s_stride,
-                         probabilities + r * parts.p_stride, parts.p_plane, shrink + r);
+                         tops == nullptr ? nullptr : tops + r * kWidth, probabilities + r * parts.p_stride, parts.p_plane,
+                         shrink + r);
     }
     const Left p{probabilities + range.begin, parts.p_stride, parts.p_plane};
     if (tile.v_finite) {

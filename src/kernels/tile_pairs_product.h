@@ -6,14 +6,15 @@
 namespace ringspan::kernels {
 namespace {
 
-// c[rows][columns] (+)= left x right; columns a multiple of 16, depth of 32.
+// c[rows][columns] (+)= left x right; columns a multiple of 16, depth of 32. tops (Dot::kInRegisters): 16 maxima of each row,
+// which those of c raise.
 template <typename Products>
 void multiply_pairs(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride,
-                    bool add, Ahead* ahead = nullptr) {
+                    bool add, Ahead* ahead = nullptr, float* tops = nullptr) {
   constexpr int kColumns = Dot::kPanels * kPanelColumns;
   for (int column = 0; column < columns; column += kColumns) {
     const int panels = at_most(columns - column, kColumns) / kPanelColumns;
-    Dot::column<Products>(rows, panels, left, right.at(column, 0), depth, c + column, c_stride, add, ahead);
+    Dot::column<Products>(rows, panels, left, right.at(column, 0), depth, c + column, c_stride, add, ahead, tops);
   }
 }
 

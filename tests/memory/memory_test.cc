@@ -6,10 +6,12 @@
 namespace ringspan::testing {
 namespace {
 
+constexpr std::int64_t kTokens = 600;  // of a rank: more than a tile of any kernel
+
 Case make_case(Strategy strategy, const char* pattern = "full", int ranks = 3) {
   Case test;
   Problem& p = test.problem;
-  p.tokens_q = p.tokens_k = 400 * ranks;
+  p.tokens_q = p.tokens_k = kTokens * ranks;
   p.heads = 4;
   p.kv_heads = 2;
   p.head_dim = 16;
@@ -131,7 +133,7 @@ TEST(Memory, OfTheCallersTensorsIsTheirSize) {
   test.problem.batch = 2;
   test.problem.tokens_q = 100;
   const std::int64_t rows_q = 2 * 34 * 4;  // rank 0 of 3
-  const std::int64_t rows_k = 2 * 400 * 2;
+  const std::int64_t rows_k = 2 * kTokens * 2;
   const std::map<std::string, std::int64_t> forward{
       {"q", rows_q * 16 * 2}, {"k", rows_k * 16 * 2}, {"v", rows_k * 24 * 2}, {"o", rows_q * 24 * 2}, {"lse", rows_q * 4}};
   std::map<std::string, std::int64_t> backward = forward;
