@@ -115,6 +115,8 @@ struct Context {
   FunctionRef<void()> progress;  // to be called about every millisecond by the calling thread
 };
 
+// Only for shapes that it supports may anything of a kernel be called but `supports` and `is_default`: all else may be compiled
+// for its instruction set, sizes included.
 struct AttendKernel {
   std::string_view name;                 // attend_f32_avx512, attend_backward_bf16_reference, ...
   bool (*supports)(const AttendShape&);  // shape and this machine's instruction set
