@@ -42,21 +42,28 @@ double rate(double work, const Pass& pass) {
   return best;
 }
 
-// Sixteen chains, which hide the latency (a dot product may take six cycles, two at a time); each named, so that all stay in
-// registers.
-#define SIXTEEN(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11) X(12) X(13) X(14) X(15)
+// Chains, which hide the latency (a dot product may take six cycles, two at a time); each named, so that all stay in registers:
+// twelve where there are sixteen of these, as two more hold the operands.
+#define TWELVE(X) X(0) X(1) X(2) X(3) X(4) X(5) X(6) X(7) X(8) X(9) X(10) X(11)
+#if defined(__x86_64__) && !defined(__AVX512F__)
+#define ALL(X) TWELVE(X)
+constexpr int kChains = 12;
+#else
+#define ALL(X) TWELVE(X) X(12) X(13) X(14) X(15)
+constexpr int kChains = 16;
+#endif
 #define DECLARE(n) Vector a##n = x * static_cast<float>(n);
 #define KEEP(n) __asm__ volatile("" : "+v"(a##n));
 
-constexpr double kFlopsOfStep = 32.0 * sizeof(Vector) / 4;
+constexpr double kFlopsOfStep = 2.0 * kChains * sizeof(Vector) / 4;
 void multiply_add(int steps) {
   Vector x{}, y{};
   x = x + 1.0001F, y = y + 0.5F;
-  SIXTEEN(DECLARE)
+  ALL(DECLARE)
   for (int i = 0; i < steps; ++i) {
 #define STEP(n) a##n = a##n * x + y;
-    SIXTEEN(STEP)
-    SIXTEEN(KEEP)
+    ALL(STEP)
+    ALL(KEEP)
   }
 }
 
@@ -71,12 +78,12 @@ double dot_rate() {
   Vector x{};
   x = x + 1.0F;
   const __m512bh pairs = (__m512bh)_mm512_set1_epi16(0x3f80);
-  SIXTEEN(DECLARE)
-  return rate(16.0 * 64 * kSteps, [&] {
+  ALL(DECLARE)
+  return rate(kChains * 64.0 * kSteps, [&] {
     for (int i = 0; i < kSteps; ++i) {
 #define DOT(n) a##n = _mm512_dpbf16_ps(a##n, pairs, pairs);
-      SIXTEEN(DOT)
-      SIXTEEN(KEEP)
+      ALL(DOT)
+      ALL(KEEP)
     }
   });
 }
