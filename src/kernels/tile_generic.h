@@ -5,8 +5,8 @@
 // Isa: Reg (a GCC vector of kWidth floats), kWidth, kVectors (registers per row of a register tile), and
 //   zero, set1, load, store, load_partial, store_partial (first n elements; others read as 0), load_bf16, load_f16,
 //   fma(a, b, c) = a b + c, max(a, b) (b where either is NaN), reduce_add, reduce_max, transpose (kWidth registers), and either
-//   round (to nearest) and ldexp(x, n) = x 2^n for an integral n in [-127, 127], or fraction(x) = x - floor(x), 0 where x is
-//   infinite, and ldexp(x, n) = x 2^floor(n) for any n; both 0 where n < -126. Optional, for n = 2 and where kWidth is 16
+//   last_bits_as_exponent(x), x with its bits shifted left by 23, or fraction(x) = x - floor(x), 0 where x is infinite, and
+//   ldexp(x, n) = x 2^floor(n) for any n, 0 where n < -126. Optional, for n = 2 and where kWidth is 16
 //   also 4: set_group<n>(p), n floats repeated, and add_groups(x), the sums of such groups of x[0], then of x[1], ...,
 //   x[n - 1].
 #include "kernels/tile_math.h"

@@ -61,14 +61,16 @@ RINGSPAN_INLINE Reg exp_of(Reg x) {
     return exp2_of<Set>(x * log2e);
   } else {
     x = Set::max(Set::set1(-88.0F), x);
-    const Reg n = Set::round(x * log2e), f = Set::fma(x, log2e, -n);
+    // Rounds to a whole number, and leaves it in the last bits, as an exponent.
+    const Reg shift = Set::set1(0x1.8p23F + 127.0F);
+    const Reg whole = Set::fma(x, log2e, shift), f = Set::fma(x, log2e, shift - whole);
     Reg p = Set::set1(1.327646719e-3F);  // 2^f, |f| <= 1/2: minimax of degree 5
     p = Set::fma(p, f, Set::set1(9.675541682e-3F));
     p = Set::fma(p, f, Set::set1(5.550713292e-2F));
     p = Set::fma(p, f, Set::set1(2.402211972e-1F));
     p = Set::fma(p, f, Set::set1(6.931469671e-1F));
     p = Set::fma(p, f, Set::set1(1.0F));
-    return Set::ldexp(p, n);
+    return p * Set::last_bits_as_exponent(whole);
   }
 }
 

@@ -31,11 +31,7 @@ struct Isa {
   static Reg load_f16(const std::uint16_t* p) { return vcvt_f32_f16(vreinterpret_f16_u16(vld1_u16(p))); }
   static Reg fma(Reg a, Reg b, Reg c) { return vfmaq_f32(c, a, b); }
   static Reg max(Reg a, Reg b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
-  static Reg round(Reg x) { return vrndnq_f32(x); }
-  static Reg ldexp(Reg x, Reg n) {
-    const int32x4_t exponent = vaddq_s32(vcvtnq_s32_f32(n), vdupq_n_s32(127));
-    return vmulq_f32(x, vreinterpretq_f32_s32(vshlq_n_s32(exponent, 23)));
-  }
+  static Reg last_bits_as_exponent(Reg x) { return vreinterpretq_f32_s32(vshlq_n_s32(vreinterpretq_s32_f32(x), 23)); }
   static float reduce_add(Reg x) { return vaddvq_f32(x); }
   static float reduce_max(Reg x) {
     const float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];

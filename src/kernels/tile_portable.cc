@@ -35,15 +35,7 @@ struct Isa {
   }
   static Reg fma(Reg a, Reg b, Reg c) { return a * b + c; }
   static Reg max(Reg a, Reg b) { return a > b ? a : b; }
-  static Reg round(Reg x) {  // |x| < 2^22
-    const Reg shift = set1(0x1.8p23F);
-    return (x + shift) - shift;
-  }
-  static Reg ldexp(Reg x, Reg n) {  // NaN in x stays, whatever n is
-    const Reg shift = set1(0x1.8p23F);
-    const Ints whole = reinterpret_cast<Ints>(n + shift) - reinterpret_cast<Ints>(shift);
-    return x * reinterpret_cast<Reg>((whole + 127) << 23);
-  }
+  static Reg last_bits_as_exponent(Reg x) { return reinterpret_cast<Reg>(reinterpret_cast<Ints>(x) << 23); }
   static float reduce_add(Reg x) { return (x[0] + x[2]) + (x[1] + x[3]); }
   static float reduce_max(Reg x) {
     const float a = x[0] > x[1] ? x[0] : x[1], b = x[2] > x[3] ? x[2] : x[3];

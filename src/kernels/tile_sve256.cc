@@ -30,10 +30,7 @@ struct Isa {
   static Reg load_f16(const std::uint16_t* p) { return svcvt_f32_f16_x(all(), svreinterpret_f16_u32(svld1uh_u32(all(), p))); }
   static Reg fma(Reg a, Reg b, Reg c) { return svmla_f32_x(all(), c, a, b); }
   static Reg max(Reg a, Reg b) { return svsel_f32(svcmpgt_f32(all(), a, b), a, b); }
-  static Reg round(Reg x) { return svrintn_f32_x(all(), x); }
-  static Reg ldexp(Reg x, Reg n) {
-    return svsel_f32(svcmplt_n_f32(all(), n, -126.0F), zero(), svscale_f32_x(all(), x, svcvt_s32_f32_x(all(), n)));
-  }
+  static Reg last_bits_as_exponent(Reg x) { return svreinterpret_f32_s32(svlsl_n_s32_x(all(), svreinterpret_s32_f32(x), 23)); }
   static float reduce_add(Reg x) { return svaddv_f32(all(), x); }
   static float reduce_max(Reg x) { return svmaxnmv_f32(all(), x); }
   static void transpose(Reg (&t)[8]) {
