@@ -163,16 +163,21 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
   Reg sum[kRows][kCols];
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero(); }
   const Store to = store;  // a copy, which what is stored cannot change
-  const float* a = left.data;
+  // More rows than there are registers for their offsets: by threes, which addresses of one offset reach.
+  constexpr int kGroup = kRows > kRowBlock ? 3 : kRows;
+  static_assert(kRows % kGroup == 0);
   const std::int64_t row_stride = left.row_stride;
-  for (std::int64_t k = 0; k < depth; ++k, a += left.depth_stride, right += right_stride, lines.data += lines.stride) {
+  const float* a[kRows / kGroup];
+  RINGSPAN_UNROLL for (int g = 0; g < kRows / kGroup; ++g) a[g] = left.data + g * kGroup * row_stride;
+  for (std::int64_t k = 0; k < depth; ++k, right += right_stride, lines.data += lines.stride) {
     fetch(lines.data);
     Reg b[kCols];
     RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Isa::load(right + v * kWidth);
     RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
-      const Reg x = Isa::set1(a[r * row_stride]);
+      const Reg x = Isa::set1(a[r / kGroup][r % kGroup * row_stride]);
       RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::fma(x, b[v], sum[r][v]);
     }
+    RINGSPAN_UNROLL for (int g = 0; g < kRows / kGroup; ++g) a[g] += left.depth_stride;
   }
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) to(r, v, sum[r][v]); }
 }

@@ -57,8 +57,9 @@ class FloatRows {
   std::int64_t stride_;
 };
 
-// Rows of probabilities so few that values are read in place: converting 16 bits costs less than a copy would.
-constexpr int kRowsInPlace = kVectors >= 4 ? 8 : 4;
+// Rows of probabilities so few that values are read in place: converting 16 bits costs less than a copy would, even where there
+// are registers for half of the rows only.
+constexpr int kRowsInPlace = 8, kRowsAtOnce = kVectors >= 4 ? 8 : 4;
 
 // acc = acc shrink + p v of kRows rows and kCols vectors, over `depth` values that lie near each other.
 template <typename Type, int kRows, int kCols>
@@ -115,7 +116,7 @@ void values_in_place(const ForwardTile& tile, const RowSource& values, const Lef
   for (int first = 0; first < values.rows; first += part) {
     const int depth = at_most(part, values.rows - first);
     int row = 0;
-    if constexpr (kRowsInPlace == 8) row = values_of_rows<Type, 8>(tile, values, first, depth, p, shrink, row);
+    if constexpr (kRowsAtOnce == 8) row = values_of_rows<Type, 8>(tile, values, first, depth, p, shrink, row);
     row = values_of_rows<Type, 4>(tile, values, first, depth, p, shrink, row);
     row = values_of_rows<Type, 2>(tile, values, first, depth, p, shrink, row);
     values_of_rows<Type, 1>(tile, values, first, depth, p, shrink, row);

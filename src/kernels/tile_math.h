@@ -141,6 +141,7 @@ inline Lines next_lines(Ahead* ahead, std::int64_t count) {
   return {nullptr, 0, 0};
 }
 
+// Into the second cache: with misses of the first one, loads would wait.
 RINGSPAN_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
 RINGSPAN_INLINE void fetch_near(const void* line) { __builtin_prefetch(line, 1, 3); }  // into the first cache, to be written
 
@@ -189,7 +190,7 @@ class FarLines {
   template <int kLines>
   RINGSPAN_INLINE void fetch() {
     RINGSPAN_UNROLL for (int i = 0; i < kLines; ++i) {
-      __builtin_prefetch(line_, 0, 3);
+      kernels::fetch(line_);
       const bool ends = --left_ == 0;
       line_ += ends ? jump_ : step_;
       left_ = ends ? row_lines_ : left_;
