@@ -2,7 +2,7 @@
 
 import ctypes
 import os
-from ctypes import Structure, byref, c_char_p, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
+from ctypes import CFUNCTYPE, Structure, byref, c_char_p, c_double, c_float, c_int32, c_int64, c_uint64, c_void_p, sizeof
 
 import torch
 
@@ -25,6 +25,17 @@ class Options(Structure):
                 ("computing_ranks", c_int32), ("threads", c_int32), ("forward_only", c_int32), ("round_o", c_int32),
                 ("flops_per_second", c_int64), ("bytes_per_second", c_int64), ("message_nanoseconds", c_int64),
                 ("attend_kernel", c_char_p), ("attend_backward_kernel", c_char_p)]
+
+
+class ExecuteOptions(Structure):
+    _fields_ = [("struct_size", c_uint64), ("deadline_seconds", c_double), ("trace", c_int32), ("nondeterministic", c_int32),
+                ("device", c_char_p), ("stream", c_void_p), ("run_on_threads", c_void_p), ("run_on_threads_context", c_void_p)]
+
+
+@CFUNCTYPE(None, c_void_p, c_void_p, c_void_p, c_int32)
+def run_on_torchs_threads(_, run, argument, threads):
+    """Those of OpenMP, as the Python package does; beside threads of its own, torch's would still look for work."""
+    ctypes.CDLL(None).GOMP_parallel(c_void_p(run), c_void_p(argument), threads, 0)
 
 
 class Tensor(Structure):
@@ -59,8 +70,8 @@ class Attention:
     """One rank's attention over (batch, tokens, heads, head_dim) tensors; outputs are allocated once."""
 
     def __init__(self, library, q, k, v, pattern, threads, backward, kernel=None, backward_kernel=None, documents=None, world=None,
-                 sharding=None):
-        """world: (communicator of this rank, ranks); then q, k and v are this rank's rows, equally many on each."""
+                 sharding=None, own_threads=False):
+        """own_threads: not torch's. world: (communicator of this rank, ranks); then q, k and v are this rank's rows, equally many on each."""
         ranks = world[1] if world else 1
         self.lib = ctypes.CDLL(library)
         self.lib.ringspan_last_error.restype = c_char_p
@@ -80,7 +91,10 @@ class Attention:
         comm = world[0] if world else create_threads(self.lib, 1)[0]
         self.handle = c_void_p()
         try:
-            self.check(self.lib.ringspan_attention_create(byref(self.problem), byref(options), comm, None, byref(self.handle)))
+            execute = ExecuteOptions(struct_size=sizeof(ExecuteOptions))
+            if threads > 1 and not own_threads:
+                execute.run_on_threads = ctypes.cast(run_on_torchs_threads, c_void_p)
+            self.check(self.lib.ringspan_attention_create(byref(self.problem), byref(options), comm, byref(execute), byref(self.handle)))
         finally:
             self.lib.ringspan_comm_destroy(comm)
         self.q, self.k, self.v = q, k, v

@@ -26,6 +26,7 @@
 
 #include "ringspan/communicator.h"
 #include "ringspan/plan.h"
+#include "ringspan/threads.h"
 
 namespace ringspan {
 
@@ -92,6 +93,9 @@ struct ExecuteOptions {
   // every run. It promises less about NaN and infinities in keys that a query may not see, computes delta from o as it is
   // rounded, and has no gradient through lse (docs/cuda.md). On the CPU it makes no difference.
   bool deterministic = true;
+  // Threads of the program's that the rank's kernels run on, PlanOptions::threads at once, instead of threads of their own. No
+  // bit of a result depends on it.
+  CallerThreads caller_threads{};
 };
 
 // What the latest pass did that was not refused.

@@ -11,6 +11,7 @@
 #include "ringspan/plan.h"          // IWYU pragma: export
 #include "ringspan/problem.h"       // IWYU pragma: export
 #include "ringspan/sharding.h"      // IWYU pragma: export
+#include "ringspan/threads.h"       // IWYU pragma: export
 #include "ringspan/transports.h"    // IWYU pragma: export
 #include "ringspan/tuning.h"        // IWYU pragma: export
 #include "ringspan/version.h"       // IWYU pragma: export

@@ -297,6 +297,14 @@ typedef struct ringspan_execute_options {
   /* A stream of the device, used in order with what the caller enqueues there; NULL: one of the attention's own. CUDA's default
    * stream is the handle 0x1, not NULL. */
   void* stream;
+  /* Threads of the program's for the rank's kernels, instead of threads of their own: calls run(argument) on up to `threads`
+   * (ringspan_options.threads) threads at once, one of which is the calling one, and returns when all calls have returned.
+   * Fewer calls, or calls one after the other, only take longer; no bit of a result depends on it. With OpenMP:
+   *     #pragma omp parallel num_threads(threads)
+   *     run(argument);
+   * NULL: threads of the library's own. */
+  void (*run_on_threads)(void* context, void (*run)(void* argument), void* argument, int32_t threads);
+  void* run_on_threads_context;
 } ringspan_execute_options;
 
 typedef struct ringspan_pass_stats {

@@ -5,16 +5,31 @@ import os
 from . import _check, _core
 
 _threads = None
+_own = False
 
 
 def checked_threads(n):
     return _check.integer(n, "threads", 1, _core.MAX_THREADS)
 
 
-def set_num_threads(n: int | None) -> None:
-    """Sets the number of threads of each rank's kernels; None: the default again (OMP_NUM_THREADS, else the cores)."""
-    global _threads
-    _threads = None if n is None else checked_threads(n)
+def set_num_threads(n: int | None, *, own: bool = False) -> None:
+    """Sets the number of threads of each rank's kernels; None: the default again (torch's, else OMP_NUM_THREADS, else the cores).
+
+    Where it is torch's number, too, they are the threads that torch computes on (OpenMP's): those look for work for milliseconds after
+    an operation, and would keep others from the cores. own=True: threads of ringspan's in any case. Results are the same, to the bit.
+    """
+    global _threads, _own
+    threads = None if n is None else checked_threads(n)
+    _own = _check.flag(own, "own")
+    _threads = threads
+
+
+def are_torchs(threads: int) -> bool:
+    """Whether so many threads are to be those of torch."""
+    import sys
+
+    torch = sys.modules.get("torch")
+    return not _own and torch is not None and torch.backends.openmp.is_available() and threads == torch.get_num_threads()
 
 
 def num_threads() -> int:

@@ -13,6 +13,7 @@
 
 #include "base/check.h"
 #include "bindings.h"
+#include "openmp.h"
 #include "simulate.h"
 
 namespace nb = nanobind;
@@ -58,9 +59,12 @@ std::span<std::byte> bytes_at(Address address, std::int64_t bytes) {
   return {reinterpret_cast<std::byte*>(address), static_cast<std::size_t>(bytes)};
 }
 
-// Where a session runs: a device by name and its stream as a handle, 0: one of its own.
-ExecuteOptions options(double deadline, const std::string& device, Address stream, bool deterministic = true) {
+// Where a session runs: a device by name and its stream as a handle, 0: one of its own; on the CPU threads of OpenMP, if they
+// are wanted and can be had.
+ExecuteOptions options(double deadline, const std::string& device, Address stream, bool deterministic = true,
+                       bool openmp = false) {
   ExecuteOptions result;
+  if (openmp) result.caller_threads = openmp_threads();
   result.deterministic = deterministic;
   result.deadline = Communicator::Seconds(deadline);
   result.device = device;
@@ -72,15 +76,15 @@ ExecuteOptions options(double deadline, const std::string& device, Address strea
 class Session {
  public:
   Session(const Plan& plan, Communicator* communicator, double deadline, const std::string& device, Address stream,
-          Address arena, std::int64_t arena_bytes, bool deterministic)
+          Address arena, std::int64_t arena_bytes, bool deterministic, bool openmp)
       : alone_(communicator == nullptr ? make_thread_world(1) : std::vector<std::unique_ptr<Communicator>>{}),
         attention_(plan, communicator == nullptr ? *alone_.front() : *communicator,
-                   options(deadline, device, stream, deterministic), bytes_at(arena, arena_bytes)) {}
+                   options(deadline, device, stream, deterministic, openmp), bytes_at(arena, arena_bytes)) {}
 
   // Collective: agrees on problem and options first, then plans.
   Session(const Problem& problem, const PlanOptions& plan_options, Communicator& communicator, double deadline,
-          const std::string& device, Address stream, bool deterministic)
-      : attention_(problem, plan_options, communicator, options(deadline, device, stream, deterministic)) {}
+          const std::string& device, Address stream, bool deterministic, bool openmp)
+      : attention_(problem, plan_options, communicator, options(deadline, device, stream, deterministic, openmp)) {}
 
   std::vector<std::tuple<std::string, std::string>> kernels() const {
     const Plan& plan = attention_.plan();
@@ -150,12 +154,12 @@ void bind_simulation_of_shards(nb::module_& module) {
 void bind_session(nb::module_& module) {
   using Guard = nb::call_guard<nb::gil_scoped_release>;
   nb::class_<Session>(module, "Session", "A plan that is executed.")
-      .def(nb::init<const Plan&, Communicator*, double, const std::string&, Address, Address, std::int64_t, bool>(), "plan"_a,
-           "communicator"_a.none() = nb::none(), "deadline"_a = 30.0, "device"_a = "cpu", "stream"_a = 0, "arena"_a = 0,
-           "arena_bytes"_a = 0, "deterministic"_a = true, nb::keep_alive<1, 3>(), Guard())
-      .def(nb::init<const Problem&, const PlanOptions&, Communicator&, double, const std::string&, Address, bool>(),
+      .def(nb::init<const Plan&, Communicator*, double, const std::string&, Address, Address, std::int64_t, bool, bool>(),
+           "plan"_a, "communicator"_a.none() = nb::none(), "deadline"_a = 30.0, "device"_a = "cpu", "stream"_a = 0,
+           "arena"_a = 0, "arena_bytes"_a = 0, "deterministic"_a = true, "openmp"_a = false, nb::keep_alive<1, 3>(), Guard())
+      .def(nb::init<const Problem&, const PlanOptions&, Communicator&, double, const std::string&, Address, bool, bool>(),
            "problem"_a, "options"_a, "communicator"_a, "deadline"_a, "device"_a = "cpu", "stream"_a = 0,
-           "deterministic"_a = true, nb::keep_alive<1, 4>(), Guard())
+           "deterministic"_a = true, "openmp"_a = false, nb::keep_alive<1, 4>(), Guard())
       .def("forward", &Session::forward, "q"_a, "k"_a, "v"_a, "o"_a, "lse"_a, "alibi"_a = 0, "alibi_stride"_a = 0,
            "sinks"_a = 0, "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,

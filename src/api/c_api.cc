@@ -133,6 +133,7 @@ ringspan::ExecuteOptions execute_of(const ringspan_execute_options* pointer) {
   if (given.device != nullptr) execute.device = given.device;
   execute.stream = given.stream;
   execute.deterministic = !flag(given.nondeterministic, "nondeterministic");
+  execute.caller_threads = {given.run_on_threads, given.run_on_threads_context};
   return execute;
 }
 

@@ -34,13 +34,80 @@ constexpr std::chrono::microseconds kWaitStep{200};
 constexpr std::chrono::microseconds kLook{50};
 
 template <typename Done>
-void look_for(const Done& done) {
+bool look_for(const Done& done) {
   const auto end = std::chrono::steady_clock::now() + kLook;
-  while (!done() && std::chrono::steady_clock::now() < end) {
+  while (!done()) {
+    if (std::chrono::steady_clock::now() >= end) return false;
     for (int i = 0; i < 16 && !done(); ++i) relax();
     std::this_thread::yield();
   }
+  return true;
 }
+
+// Indices of one call, dealt to whoever asks next.
+class Deal {
+ public:
+  void begin(std::int64_t count) {
+    count_ = count;
+    next_.store(0, std::memory_order_release);
+  }
+  // Nobody begins another index.
+  void end() { next_.store(count_, std::memory_order_relaxed); }
+
+  void work(const Body& body, int thread) {
+    for (std::int64_t index = take(); index < count_; index = take()) body(index, thread);
+  }
+  // The caller's part. Keeps what a body or progress threw, and deals nothing more then.
+  void work_as_caller(const Body& body, FunctionRef<void()> progress, std::exception_ptr& failure) {
+    try {
+      bool first = true;
+      for (std::int64_t index = take(); index < count_; index = take()) {
+        if (!first) progress();
+        first = false;
+        body(index, 0);
+      }
+    } catch (...) {
+      failure = std::current_exception();
+      end();
+    }
+  }
+
+ private:
+  std::int64_t take() { return next_.fetch_add(1, std::memory_order_acquire); }
+  std::int64_t count_ = 0;
+  std::atomic<std::int64_t> next_{0};
+};
+
+// A call on threads of the caller's, on its stack.
+struct CallerJob {
+  Body body;
+  FunctionRef<void()> progress;
+  int size;
+  std::thread::id caller = std::this_thread::get_id();
+  Deal deal{};
+  std::atomic<int> brought{0};  // other threads
+  std::atomic<int> inside{0};   // of which in the body loop
+  std::exception_ptr failure{};
+
+  void run() {
+    if (std::this_thread::get_id() == caller) return run_as_caller();
+    const int thread = ++brought;
+    if (thread >= size) return;
+    inside.fetch_add(1, std::memory_order_relaxed);
+    deal.work(body, thread);
+    inside.fetch_sub(1, std::memory_order_release);
+  }
+  void run_as_caller() {
+    deal.work_as_caller(body, progress, failure);
+    while (!failure && !look_for([&] { return inside.load(std::memory_order_acquire) == 0; })) {
+      try {
+        progress();
+      } catch (...) {
+        failure = std::current_exception();
+      }
+    }
+  }
+};
 
 }  // namespace
 
@@ -56,8 +123,7 @@ struct ThreadPool::State {
   std::atomic<std::uint64_t> job{0};  // tells a worker whether it has already taken part
   std::atomic<int> joined{0};         // workers inside the body loop
   std::optional<Body> body;           // of the open job
-  std::int64_t count = 0;
-  std::atomic<std::int64_t> next{0};
+  Deal deal;
   std::vector<std::thread> threads;
 
   void work(int thread);
@@ -76,12 +142,8 @@ void ThreadPool::State::work(int thread) {
     done = job;
     ++joined;
     const Body run = *body;
-    const std::int64_t end = count;
     lock.unlock();
-    for (std::int64_t index = next.fetch_add(1, std::memory_order_relaxed); index < end;
-         index = next.fetch_add(1, std::memory_order_relaxed)) {
-      run(index, thread);
-    }
+    deal.work(run, thread);
     lock.lock();
     if (--joined == 0) workers_left.notify_one();
   }
@@ -133,9 +195,9 @@ void ThreadPool::State::start(int workers) {
   }
 }
 
-ThreadPool::ThreadPool(int threads) : state_(std::make_unique<State>()) {
+ThreadPool::ThreadPool(int threads, CallerThreads caller) : size_(threads), caller_(caller), state_(std::make_unique<State>()) {
   RINGSPAN_CHECK(threads >= 1);
-  state_->start(threads - 1);
+  if (caller_.run_on == nullptr) state_->start(threads - 1);
 }
 
 ThreadPool::~ThreadPool() {
@@ -149,45 +211,41 @@ bool ThreadPool::forget_forked() {
   return true;
 }
 
-int ThreadPool::size() const { return static_cast<int>(state_->threads.size()) + 1; }
+void ThreadPool::run_on_caller(std::int64_t count, Body body, FunctionRef<void()> progress) {
+  CallerJob job{body, progress, size_};
+  job.deal.begin(count);
+  caller_.run_on(caller_.context, [](void* argument) { static_cast<CallerJob*>(argument)->run(); }, &job, size_);
+  if (!job.failure) job.deal.work_as_caller(body, progress, job.failure);  // what was left undone
+  if (job.failure) std::rethrow_exception(job.failure);
+}
 
 void ThreadPool::parallel_for(std::int64_t count, Body body, FunctionRef<void()> progress) {
   if (count <= 0) return;
-  if (count == 1 || state_->threads.empty()) {
+  if (count == 1 || size_ == 1) {
     for (std::int64_t index = 0; index < count; ++index) {
       if (index > 0) progress();
       body(index, 0);
     }
     return;
   }
-  if (const int threads = size(); forget_forked()) {
+  if (forget_forked()) {
+    caller_ = {};  // whose threads stayed with the parent, too
     state_ = std::make_unique<State>();
-    state_->start(threads - 1);
+    state_->start(size_ - 1);
   }
+  if (caller_.run_on != nullptr) return run_on_caller(count, body, progress);
   State& state = *state_;
   {
     const std::lock_guard lock(state.mutex);
     RINGSPAN_CHECK(!state.open && state.joined == 0);
     state.body.emplace(body);
-    state.count = count;
-    state.next.store(0, std::memory_order_relaxed);
+    state.deal.begin(count);
     state.open = true;
     ++state.job;
   }
   state.work_ready.notify_all();
   std::exception_ptr failure;
-  try {
-    bool first = true;
-    for (std::int64_t index = state.next.fetch_add(1, std::memory_order_relaxed); index < count;
-         index = state.next.fetch_add(1, std::memory_order_relaxed)) {
-      if (!first) progress();
-      first = false;
-      body(index, 0);
-    }
-  } catch (...) {
-    failure = std::current_exception();
-    state.next.store(count, std::memory_order_relaxed);  // nobody begins another index
-  }
+  state.deal.work_as_caller(body, progress, failure);
   state.finish(progress, failure);
   if (failure) std::rethrow_exception(failure);
 }

@@ -12,28 +12,36 @@
 // indices, no further index is begun, and the exception leaves parallel_for once every running body has returned. What is
 // computed must not depend on `thread` other than for scratch. A process that is forked from the pool's may use its copy, which
 // starts threads of its own then (and throws std::system_error where it cannot), and may destroy it.
+//
+// With CallerThreads the pool has no threads, except in a forked process, and `caller.run_on` brings those of each call. Then
+// the caller looks for the others' end, with `progress` between, and does not sleep; only `run_on` waits for a thread that it
+// brings late, which then finds nothing to do.
 #pragma once
 
 #include <cstdint>
 #include <memory>
 
 #include "base/function_ref.h"
+#include "ringspan/threads.h"
 
 namespace ringspan {
 
 class ThreadPool {
  public:
-  explicit ThreadPool(int threads);
+  explicit ThreadPool(int threads, CallerThreads caller = {});
   ~ThreadPool();
   ThreadPool(const ThreadPool&) = delete;
   ThreadPool& operator=(const ThreadPool&) = delete;
 
-  int size() const;
+  int size() const { return size_; }
   void parallel_for(std::int64_t count, FunctionRef<void(std::int64_t, int)> body, FunctionRef<void()> progress);
 
  private:
   struct State;
   bool forget_forked();
+  void run_on_caller(std::int64_t count, FunctionRef<void(std::int64_t, int)> body, FunctionRef<void()> progress);
+  int size_;
+  CallerThreads caller_;
   std::unique_ptr<State> state_;
 };
 

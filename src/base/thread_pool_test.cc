@@ -9,7 +9,9 @@
 #include <memory>
 #include <new>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <tuple>
 #include <vector>
 
 namespace {
@@ -30,11 +32,30 @@ namespace {
 
 const auto no_progress = [] {};
 
-class ThreadPoolTest : public testing::TestWithParam<int> {};
+// Threads of the program's: each call brings new ones.
+void run_on_new_threads(void*, void (*run)(void*), void* argument, int threads) {
+  std::vector<std::thread> others;
+  for (int thread = 1; thread < threads; ++thread) others.emplace_back(run, argument);
+  run(argument);
+  for (std::thread& other : others) other.join();
+}
+
+struct Threads {
+  const char* name;
+  CallerThreads caller{};
+};
+
+using Param = std::tuple<int, Threads>;
+
+class ThreadPoolTest : public testing::TestWithParam<Param> {
+ protected:
+  int size() const { return std::get<0>(GetParam()); }
+  CallerThreads caller() const { return std::get<1>(GetParam()).caller; }
+};
 
 TEST_P(ThreadPoolTest, RunsEveryIndexOnce) {
-  ThreadPool pool(GetParam());
-  EXPECT_EQ(pool.size(), GetParam());
+  ThreadPool pool(size(), caller());
+  EXPECT_EQ(pool.size(), size());
   for (const std::int64_t count : {0, 1, 2, 3, 7, 100, 1000}) {
     std::vector<int> runs(static_cast<std::size_t>(count), 0);  // plain ints: a double run is also a race under TSan
     pool.parallel_for(
@@ -50,8 +71,8 @@ TEST_P(ThreadPoolTest, RunsEveryIndexOnce) {
 }
 
 TEST_P(ThreadPoolTest, ThreadNumberIsExclusive) {
-  ThreadPool pool(GetParam());
-  std::vector<std::int64_t> scratch(static_cast<std::size_t>(GetParam()), 0);  // raced on, if two threads shared a number
+  ThreadPool pool(size(), caller());
+  std::vector<std::int64_t> scratch(static_cast<std::size_t>(size()), 0);  // raced on, if two threads shared a number
   for (int repeat = 0; repeat < 200; ++repeat) {
     pool.parallel_for(20, [&](std::int64_t, int thread) { ++scratch[static_cast<std::size_t>(thread)]; }, no_progress);
   }
@@ -61,7 +82,7 @@ TEST_P(ThreadPoolTest, ThreadNumberIsExclusive) {
 }
 
 TEST_P(ThreadPoolTest, ManyShortJobsSeeTheirOwnBody) {
-  ThreadPool pool(GetParam());
+  ThreadPool pool(size(), caller());
   for (int job = 0; job < 3000; ++job) {
     std::vector<int> seen(5, -1);
     pool.parallel_for(5, [&](std::int64_t index, int) { seen[static_cast<std::size_t>(index)] = job; }, no_progress);
@@ -70,7 +91,8 @@ TEST_P(ThreadPoolTest, ManyShortJobsSeeTheirOwnBody) {
 }
 
 TEST_P(ThreadPoolTest, AllocatesNothing) {
-  ThreadPool pool(GetParam());
+  if (caller().run_on != nullptr) GTEST_SKIP() << "new threads are allocated";
+  ThreadPool pool(size(), caller());
   std::atomic<std::int64_t> sum{0};
   const auto body = [&](std::int64_t index, int) { sum += index; };
   pool.parallel_for(50, body, no_progress);
@@ -80,7 +102,7 @@ TEST_P(ThreadPoolTest, AllocatesNothing) {
 }
 
 TEST_P(ThreadPoolTest, ProgressRunsOnTheCallerOnly) {
-  ThreadPool pool(GetParam());
+  ThreadPool pool(size(), caller());
   const auto caller = std::this_thread::get_id();
   std::atomic<bool> progressed{false};
   int calls = 0;  // not atomic: a call from another thread is a race
@@ -98,7 +120,7 @@ TEST_P(ThreadPoolTest, ProgressRunsOnTheCallerOnly) {
 }
 
 TEST_P(ThreadPoolTest, ProgressThatThrowsEndsTheJobOnceBodiesReturned) {
-  ThreadPool pool(GetParam());
+  ThreadPool pool(size(), caller());
   std::atomic<bool> thrown{false};
   std::atomic<int> inside{0};
   std::atomic<int> begun{0};
@@ -121,7 +143,7 @@ TEST_P(ThreadPoolTest, ProgressThatThrowsEndsTheJobOnceBodiesReturned) {
 }
 
 TEST_P(ThreadPoolTest, BodyMayPassOnWhatProgressThrew) {
-  ThreadPool pool(GetParam());
+  ThreadPool pool(size(), caller());
   std::atomic<bool> thrown{false};
   const auto body = [&](std::int64_t, int thread) {
     while (thread != 0 && !thrown.load()) std::this_thread::yield();
@@ -132,7 +154,12 @@ TEST_P(ThreadPoolTest, BodyMayPassOnWhatProgressThrew) {
   EXPECT_THROW(pool.parallel_for(1000, body, no_progress), std::runtime_error);
 }
 
-INSTANTIATE_TEST_SUITE_P(Sizes, ThreadPoolTest, testing::Values(1, 2, 3, 8));
+INSTANTIATE_TEST_SUITE_P(Sizes, ThreadPoolTest,
+                         testing::Combine(testing::Values(1, 2, 3, 8),
+                                          testing::Values(Threads{"own"}, Threads{"callers", {run_on_new_threads, nullptr}})),
+                         [](const testing::TestParamInfo<Param>& each) {
+                           return std::get<1>(each.param).name + std::to_string(std::get<0>(each.param));
+                         });
 
 // A thread that is only beginning when a process forks holds locks of the run-time library, in the child for ever.
 void wait_for_all_threads(ThreadPool& pool) {
@@ -149,7 +176,7 @@ TEST_P(ThreadPoolTest, AForkedProcessHasThreadsOfItsOwn) {
 #ifdef __SANITIZE_THREAD__
   GTEST_SKIP() << "ThreadSanitizer refuses threads after a fork";
 #endif
-  auto pool = std::make_unique<ThreadPool>(GetParam());
+  auto pool = std::make_unique<ThreadPool>(size(), caller());
   const auto sum = [](ThreadPool& used) {
     std::atomic<std::int64_t> total{0};
     used.parallel_for(100, [&](std::int64_t index, int) { total += index; }, no_progress);
@@ -161,7 +188,7 @@ TEST_P(ThreadPoolTest, AForkedProcessHasThreadsOfItsOwn) {
   ASSERT_GE(child, 0);
   if (child == 0) {
     alarm(300);
-    const bool right = sum(*pool) == 4950 && sum(*pool) == 4950 && pool->size() == GetParam();
+    const bool right = sum(*pool) == 4950 && sum(*pool) == 4950 && pool->size() == size();
     pool.reset();
     _exit(right ? 0 : 1);
   }
@@ -172,7 +199,7 @@ TEST_P(ThreadPoolTest, AForkedProcessHasThreadsOfItsOwn) {
 }
 
 TEST_P(ThreadPoolTest, AForkedProcessMayEndWithoutUse) {
-  auto pool = std::make_unique<ThreadPool>(GetParam());
+  auto pool = std::make_unique<ThreadPool>(size(), caller());
   wait_for_all_threads(*pool);
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -186,8 +213,34 @@ TEST_P(ThreadPoolTest, AForkedProcessMayEndWithoutUse) {
   EXPECT_TRUE(WIFEXITED(status)) << "status " << status;
 }
 
-TEST(ThreadPool, ProgressRunsWhileWaiting) {
-  ThreadPool pool(2);
+// A program whose threads are busy: none comes, not even the calling one, or one other alone, and more often than asked.
+TEST(CallerThreads, TheCallerDoesWhatIsLeftUndone) {
+  const auto none = [](void*, void (*)(void*), void*, int) {};
+  const auto another = [](void*, void (*run)(void*), void* argument, int threads) {
+    std::thread other([&] {
+      for (int repeat = 0; repeat < 3 * threads; ++repeat) run(argument);
+    });
+    other.join();
+  };
+  for (const CallerThreads caller : {CallerThreads{none, nullptr}, CallerThreads{another, nullptr}}) {
+    ThreadPool pool(3, caller);
+    std::vector<int> runs(100, 0);
+    const auto body = [&](std::int64_t index, int thread) {
+      ASSERT_LT(thread, pool.size());
+      ++runs[static_cast<std::size_t>(index)];
+    };
+    pool.parallel_for(100, body, no_progress);
+    EXPECT_EQ(runs, std::vector<int>(100, 1));
+  }
+  ThreadPool pool(3, {none, nullptr});
+  EXPECT_THROW(
+      pool.parallel_for(10, [](std::int64_t, int) {}, [] { throw std::runtime_error("from progress"); }), std::runtime_error);
+}
+
+class TwoThreads : public testing::TestWithParam<CallerThreads> {};
+
+TEST_P(TwoThreads, ProgressRunsWhileWaiting) {
+  ThreadPool pool(2, GetParam());
   // Index 1 ends only after progress ran on the caller while it had nothing left to do.
   std::atomic<bool> released{false};
   std::atomic<int> ready{0};
@@ -201,6 +254,26 @@ TEST(ThreadPool, ProgressRunsWhileWaiting) {
       [&] { released = true; });
   EXPECT_TRUE(released.load());
 }
+
+// Progress may fail while the caller waits for the other thread, which is then inside its body.
+TEST_P(TwoThreads, ProgressThatThrowsWhileWaiting) {
+  ThreadPool pool(2, GetParam());
+  std::atomic<bool> thrown{false};
+  std::atomic<int> ready{0};
+  const auto body = [&](std::int64_t, int thread) {
+    ++ready;
+    while (ready.load() < 2) std::this_thread::yield();
+    while (thread != 0 && !thrown.load()) std::this_thread::yield();
+  };
+  const auto failing_progress = [&] {
+    thrown = true;
+    throw std::runtime_error("rank 1/2: no sign of life");
+  };
+  EXPECT_THROW(pool.parallel_for(2, body, failing_progress), std::runtime_error);
+  EXPECT_EQ(ready.load(), 2);
+}
+
+INSTANTIATE_TEST_SUITE_P(Owners, TwoThreads, testing::Values(CallerThreads{}, CallerThreads{run_on_new_threads, nullptr}));
 
 }  // namespace
 }  // namespace ringspan

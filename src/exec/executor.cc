@@ -34,9 +34,9 @@ void check_fit(const PlanData& plan, const Communicator& communicator, const Exe
   check_deadline(options.deadline);
 }
 
-ThreadPool make_pool(int threads) {
+ThreadPool make_pool(int threads, const CallerThreads& caller) {
   try {
-    return ThreadPool(threads);
+    return ThreadPool(threads, caller);
   } catch (const std::system_error& error) {
     throw Error(fmt::format("the system refused a thread of threads ({}): {}", threads, error.what()));
   }
@@ -94,7 +94,7 @@ Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOp
       options_(options),
       device_(std::move(device)),
       arena_(arena_bytes(*plan_), arena, device_.get()),
-      pool_(make_pool(plan_->options.threads)),
+      pool_(make_pool(plan_->options.threads, options.caller_threads)),
       trace_(*plan_, options.trace),
       queue_(options.fake_device ? make_fake_device_queue(options.fake_device_seed) : make_cpu_queue()) {
   if (device_ != nullptr) prepare_device();

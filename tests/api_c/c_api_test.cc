@@ -62,6 +62,15 @@ struct Tensors {
 
 ringspan_tensor rows_of(std::vector<float>& data, int heads) { return {data.data(), 0, std::int64_t{heads} * kDim, kDim}; }
 
+// Threads of the program's; counts their calls in the context, an int.
+void run_on_threads(void* context, void (*run)(void*), void* argument, int32_t threads) {
+  ++*static_cast<int*>(context);
+  std::vector<std::thread> others;
+  for (int32_t thread = 1; thread < threads; ++thread) others.emplace_back(run, argument);
+  run(argument);
+  for (std::thread& other : others) other.join();
+}
+
 void run_c(ringspan_comm* comm, Tensors& t, bool with_plan) {
   int32_t rank = -1;
   int32_t size = -1;
@@ -70,6 +79,8 @@ void run_c(ringspan_comm* comm, Tensors& t, bool with_plan) {
   const ringspan_problem problem = make_problem(size);
   auto options = make_struct<ringspan_options>();
   options.strategy = "ring";
+  options.threads = 2;
+  int calls_on_threads = 0;
   ringspan_attention* attention = nullptr;
   std::vector<std::byte> memory;
   if (with_plan) {
@@ -84,7 +95,7 @@ void run_c(ringspan_comm* comm, Tensors& t, bool with_plan) {
         << ringspan_last_error();
     ringspan_plan_destroy(plan);
   } else {
-    ringspan_execute_options execute = {sizeof execute, 60.0, 1, 0, nullptr, nullptr};
+    ringspan_execute_options execute = {sizeof execute, 60.0, 1, 0, nullptr, nullptr, run_on_threads, &calls_on_threads};
     ASSERT_EQ(ringspan_attention_create(&problem, &options, comm, &execute, &attention), RINGSPAN_OK) << ringspan_last_error();
   }
   auto forward = make_struct<ringspan_forward_tensors>();
@@ -94,12 +105,15 @@ void run_c(ringspan_comm* comm, Tensors& t, bool with_plan) {
   forward.o = rows_of(t.o, kHeads);
   forward.lse = {t.lse.data(), 0, 1, t.rows};
   ASSERT_EQ(ringspan_attention_forward(attention, &forward), RINGSPAN_OK) << ringspan_last_error();
+  EXPECT_EQ(calls_on_threads > 0, !with_plan);
+  const int calls_of_forward = calls_on_threads;
   ringspan_backward_tensors backward = backward_after(forward);
   backward.d_out = rows_of(t.d_out, kHeads);
   backward.dq = rows_of(t.dq, kHeads);
   backward.dk = rows_of(t.dk, kKvHeads);
   backward.dv = rows_of(t.dv, kKvHeads);
   ASSERT_EQ(ringspan_attention_backward(attention, &backward), RINGSPAN_OK) << ringspan_last_error();
+  EXPECT_EQ(calls_on_threads > calls_of_forward, !with_plan);
 
   ringspan_pass_stats stats = {sizeof stats, 0, 0, -1, -1};
   ASSERT_EQ(ringspan_attention_stats(attention, RINGSPAN_BACKWARD, &stats), RINGSPAN_OK);

@@ -192,7 +192,7 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
                "arena is null, but arena_bytes is 64");
   expect_error(ringspan_attention_create_with_plan(plan, comm, nullptr, memory, 64, &attention), RINGSPAN_INVALID_ARGUMENT,
                "arena has 64 bytes, but the plan needs");
-  ringspan_execute_options execute = {sizeof execute, -1.0, 0, 0, nullptr, nullptr};
+  ringspan_execute_options execute = {sizeof execute, -1.0, 0, 0, nullptr, nullptr, nullptr, nullptr};
   expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
                "deadline (-1 s) must be positive");
   execute = {sizeof execute, 0, 2, 0, nullptr, nullptr};

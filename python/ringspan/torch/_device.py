@@ -179,9 +179,10 @@ class Session:
         self.core = make(place.name, handle_of(self.stream))
 
     @classmethod
-    def alone(cls, place, plan, deterministic=True, library=False):
+    def alone(cls, place, plan, deterministic=True, library=False, openmp=False):
+        """openmp: the threads are torch's."""
         if place.kind == "cpu":
-            return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream))
+            return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream, openmp=openmp))
         if library:  # what its kernels need is known only when they are asked
             return cls(place, lambda device, stream: _core.Session(plan, None, 30.0, device, stream, deterministic=deterministic))
         arena = torch.empty(plan.arena_bytes(), dtype=torch.uint8, device=place.device)
@@ -189,9 +190,10 @@ class Session:
         return cls(place, made, arena)
 
     @classmethod
-    def of_group(cls, place, problem, options, communicator, deadline, deterministic=True):
+    def of_group(cls, place, problem, options, communicator, deadline, deterministic=True, openmp=False):
         """Collective. The library allocates the arena, for a rank that cannot must tell the others."""
-        return cls(place, lambda device, stream: _core.Session(problem, options, communicator, deadline, device, stream, deterministic))
+        made = lambda device, stream: _core.Session(problem, options, communicator, deadline, device, stream, deterministic, openmp)  # noqa: E731
+        return cls(place, made)
 
     def may_be_captured(self):
         return self.stream.cuda_stream != 0  # the default stream cannot be

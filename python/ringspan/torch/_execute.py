@@ -17,7 +17,7 @@ from collections import OrderedDict
 import torch
 
 from .. import _core
-from .._threads import num_threads
+from .._threads import are_torchs, num_threads
 from ..errors import CommError, DeviceError, Error, InvalidArgument, OutOfBudget, Unsupported
 from . import _device, _flash, _simulate, _transport  # noqa: F401, _flash brings what kernel= may name
 from ._call import Call, hashed, text_hash
@@ -96,7 +96,8 @@ class _Alone:
             return None
         ranks = max(1, call.spec.ranks)
         threads = max(1, num_threads() // ranks) if call.place.kind == "cpu" else 1
-        key = (call.key, threads, call.place.name)
+        openmp = call.place.kind == "cpu" and are_torchs(threads)
+        key = (call.key, threads, openmp, call.place.name)
         session = self._sessions.take(key)
         if call.place.is_capturing() and call.spec.host_tensors:
             raise Unsupported("a CUDA graph cannot hold a call with host_tensors, which waits for its results")
@@ -118,7 +119,7 @@ class _Alone:
             if ranks > 1:
                 self.latest = None
                 return simulate([plan.with_seed(seed % 2**64) for plan in plans] if call.spec.dropout != 0 else plans)
-            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.rounds_o)
+            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.rounds_o, openmp)
         self.latest = session
         session.run(execute, seed, tensors)
         if call.place.is_capturing():
@@ -185,8 +186,10 @@ class _Group:
         session = self._sessions.get(key)
         if session is None:
             problem = call.problem(tokens_q, tokens_k, self.core.size)
-            options = call.options(num_threads() if call.place.kind == "cpu" else 1, self.core.size)
-            session = _device.Session.of_group(call.place, problem, options, self.core, deadline, call.spec.deterministic)
+            threads = num_threads() if call.place.kind == "cpu" else 1
+            openmp = call.place.kind == "cpu" and are_torchs(threads)
+            options = call.options(threads, self.core.size)
+            session = _device.Session.of_group(call.place, problem, options, self.core, deadline, call.spec.deterministic, openmp)
             self._sessions.put(key, session)
         session.core.set_deadline(deadline)  # a later call may give another
         try:
