@@ -139,7 +139,10 @@ Problem parse_problem(std::string_view line, std::vector<Word>& others) {
     seen.insert(word.first);
   }
   for (const char* key : {"nq", "h", "d"}) {
-    if (!seen.contains(key)) throw InvalidArgument(fmt::format("the word {}= is missing", key));
+    if (!seen.contains(key)) {
+      throw InvalidArgument(
+          fmt::format("the word {}= is missing: a problem has at least nq= (tokens), h= (heads) and d= (head_dim)", key));
+    }
   }
   if (!seen.contains("nk")) problem.tokens_k = problem.tokens_q;
   if (!seen.contains("hkv")) problem.kv_heads = problem.heads;

@@ -115,7 +115,7 @@ TEST(ProblemLine, OtherWordsAreHandedOver) {
 
 TEST(ProblemLine, ErrorsNameTheWord) {
   EXPECT_EQ(error_of("nq=1 h=1 d=1 foo=2"), "unknown word foo=2");
-  EXPECT_EQ(error_of("nq=1 h=1"), "the word d= is missing");
+  EXPECT_EQ(error_of("nq=1 h=1"), "the word d= is missing: a problem has at least nq= (tokens), h= (heads) and d= (head_dim)");
   EXPECT_EQ(error_of("nq=1 h"), "'h' is not a word of the form key=value");
   EXPECT_EQ(error_of("=1"), "'=1' is not a word of the form key=value");
   EXPECT_EQ(error_of("nq=1 nq=2"), "the word nq occurs twice");
