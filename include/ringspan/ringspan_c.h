@@ -298,8 +298,8 @@ typedef struct ringspan_execute_options {
    * stream is the handle 0x1, not NULL. */
   void* stream;
   /* Threads of the program's for the rank's kernels, instead of threads of their own: calls run(argument) on up to `threads`
-   * (ringspan_options.threads) threads at once, one of which is the calling one, and returns when all calls have returned.
-   * Fewer calls, or calls one after the other, only take longer; no bit of a result depends on it. With OpenMP:
+   * (ringspan_options.threads) threads at once, one of which is the calling one, and returns when all calls have returned; must
+   * not throw. Fewer calls, or calls one after the other, only take longer; no bit of a result depends on it. With OpenMP:
    *     #pragma omp parallel num_threads(threads)
    *     run(argument);
    * NULL: threads of the library's own. */

@@ -1,7 +1,7 @@
 // CallerThreads: threads that the program has anyway, for a rank's kernels to run on instead of threads of the library's own.
 //
 // Threads of OpenMP look for work for milliseconds after a parallel region, and keep others from their cores meanwhile: behind
-// an operation of PyTorch a short pass on threads of its own takes up to twice as long (docs/performance_history.md).
+// an operation of PyTorch a short pass on threads of its own takes up to 2.6 times as long (docs/performance_history.md).
 #pragma once
 
 namespace ringspan {
