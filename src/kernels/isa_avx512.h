@@ -36,22 +36,30 @@ struct Isa {
   }
   static float reduce_add(Reg x) { return _mm512_reduce_add_ps(x); }
   static float reduce_max(Reg x) { return _mm512_reduce_max_ps(x); }
-  template <int kCount>
-  static Reg set_group(const float* p) {
-    if constexpr (kCount == 4) return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
-    double both;
-    __builtin_memcpy(&both, p, sizeof both);
-    return _mm512_castpd_ps(_mm512_set1_pd(both));
-  }
-  static Reg add_groups(const Reg (&x)[2]) {
-    const Reg sum = _mm512_shuffle_ps(x[0], x[1], 0x88) + _mm512_shuffle_ps(x[0], x[1], 0xdd);  // by 128 bits: two of each
-    return _mm512_castpd_ps(_mm512_permutexvar_pd(_mm512_setr_epi64(0, 2, 4, 6, 1, 3, 5, 7), _mm512_castps_pd(sum)));
-  }
-  static Reg add_groups(const Reg (&x)[4]) {
-    const Reg a = _mm512_unpacklo_ps(x[0], x[1]) + _mm512_unpackhi_ps(x[0], x[1]);
-    const Reg b = _mm512_unpacklo_ps(x[2], x[3]) + _mm512_unpackhi_ps(x[2], x[3]);
-    const Reg sum = _mm512_shuffle_ps(a, b, 0x44) + _mm512_shuffle_ps(a, b, 0xee);  // by 128 bits: one of each
-    return _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sum);
+  static Reg set_group(const float* p) { return _mm512_broadcast_f32x4(_mm_loadu_ps(p)); }
+  template <int kSets>
+  static void add_groups(const Reg (&x)[kSets][4], Reg (&s)[kSets]) {
+    Reg sum[kSets];  // by 128 bits: one of each
+    for (int n = 0; n < kSets; ++n) {
+      const Reg a = _mm512_mask_blend_ps(0xcccc, x[n][0], x[n][1]) + _mm512_shuffle_ps(x[n][0], x[n][1], 0x4e);
+      const Reg b = _mm512_mask_blend_ps(0xcccc, x[n][2], x[n][3]) + _mm512_shuffle_ps(x[n][2], x[n][3], 0x4e);
+      sum[n] = _mm512_shuffle_ps(a, b, 0x88) + _mm512_shuffle_ps(a, b, 0xdd);
+    }
+    if constexpr (kSets == 1) {
+      s[0] = _mm512_permutexvar_ps(_mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15), sum[0]);
+    } else {
+      const __m512i first = _mm512_setr_epi32(0, 4, 8, 12, 16, 20, 24, 28, 1, 5, 9, 13, 17, 21, 25, 29);
+      const __m512i last = _mm512_add_epi32(first, _mm512_set1_epi32(2));
+      for (int n = 0; n < kSets; n += 2) {
+        s[n] = _mm512_permutex2var_ps(sum[n], first, sum[n + 1]);
+        s[n + 1] = _mm512_permutex2var_ps(sum[n], last, sum[n + 1]);
+      }
+    }
+    if constexpr (kSets == 4) {
+      const Reg even[2] = {_mm512_shuffle_f32x4(s[0], s[2], 0x44), _mm512_shuffle_f32x4(s[1], s[3], 0x44)};
+      s[3] = _mm512_shuffle_f32x4(s[1], s[3], 0xee), s[1] = _mm512_shuffle_f32x4(s[0], s[2], 0xee);
+      s[0] = even[0], s[2] = even[1];
+    }
   }
   static void transpose(Reg (&t)[16]) {
     Reg a[16], b[16];

@@ -40,15 +40,14 @@ struct Isa {
     s = _mm_max_ps(s, _mm_movehl_ps(s, s));
     return _mm_cvtss_f32(_mm_max_ss(s, _mm_movehdup_ps(s)));
   }
-  template <int kCount>
   static Reg set_group(const float* p) {
     double both;
     __builtin_memcpy(&both, p, sizeof both);
     return _mm256_castpd_ps(_mm256_set1_pd(both));
   }
-  static Reg add_groups(const Reg (&x)[2]) {
-    const Reg sum = _mm256_add_ps(_mm256_shuffle_ps(x[0], x[1], 0x88), _mm256_shuffle_ps(x[0], x[1], 0xdd));
-    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(sum), 0xd8));  // it had by 128 bits two of each
+  static void add_groups(const Reg (&x)[1][2], Reg (&s)[1]) {
+    const Reg sum = _mm256_add_ps(_mm256_shuffle_ps(x[0][0], x[0][1], 0x88), _mm256_shuffle_ps(x[0][0], x[0][1], 0xdd));
+    s[0] = _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(sum), 0xd8));  // it had by 128 bits two of each
   }
   static void transpose(Reg (&t)[8]) {
     Reg pairs[8], quads[8];

@@ -13,7 +13,7 @@ constexpr int kDotRows = has_groups<Isa>() ? 2 : 4;
 // Scores [row][key] of at most kDotRows queries, of keys [first, first + count).
 inline void dot_scores(const ForwardTile& tile, const RowSource& source, const FewRows& keys, int first, int count) {
   const int depth = tile.dims.head_dim, bytes = tile.dims.dtype == 0 ? 4 : 2, lines = (depth * bytes + 63) / 64;
-  FarLines far(source, first, bytes);
+  FarLines far(source, first, bytes, kFarBytes);
   for (int key = 0; key < count; key += kWidth) {
     const int present = at_most(kWidth, count - key);
     for (int row = 0; row < tile.rows; ++row) {
@@ -38,7 +38,8 @@ inline void dot_scores(const ForwardTile& tile, const RowSource& source, const F
 }
 
 inline void attend_dots(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
-  keys.in_parts(false, [&](const FewRows& here, int first, int count) { dot_scores(tile, keys.source(), here, first, count); });
+  keys.in_parts(kFewKeys, false,
+                [&](const FewRows& here, int first, int count) { dot_scores(tile, keys.source(), here, first, count); });
   float shrink[kDotRows];
   const Range all{0, tile.keys};
   softmax_rows(tile, 0, tile.rows, &all, shrink);
@@ -120,7 +121,7 @@ inline void attend_vectors(const ForwardTile& tile, const FloatRows& keys, const
   auto* const columns = static_cast<float*>(tile.work);
   float* const scores = columns + tile.dims.head_dim * stride;
   turn_queries(tile, vectors, columns);
-  keys.in_parts(false, [&](const FewRows& here, int first, int count) {
+  keys.in_parts(kFewKeys, false, [&](const FewRows& here, int first, int count) {
     few_scores(tile, here, columns, vectors, scores + first * stride, count);
   });
   float shrink[(kFewRows + kWidth - 1) / kWidth * kWidth];
@@ -133,10 +134,11 @@ void attend_few(const ForwardTile& tile, const RowSource& k, const RowSource& v,
   const FloatRows keys(tile.dims, k, k_space, false), values(tile.dims, v, v_space, true);
   if (tile.task_rows <= kDotRows) return attend_dots(tile, keys, values);
   if constexpr (has_groups<Isa>()) {
-    constexpr int kDepths = kWidth / 4;  // of four queries
-    if (tile.task_rows <= 4 && tile.dims.head_dim % kDepths == 0) return attend_narrow<kDepths, Isa>(tile, keys, values);
-    if constexpr (kDepths > 2) {
-      if (tile.task_rows <= kWidth / 2 && tile.dims.head_dim % 2 == 0) return attend_narrow<2, Isa>(tile, keys, values);
+    if (tile.dims.head_dim % kDepths == 0) {
+      if (tile.task_rows <= 4) return attend_narrow<1, Isa>(tile, keys, values);
+      if constexpr (kVectors >= 4) {  // registers for sums of eight
+        if (tile.task_rows <= 8) return attend_narrow<2, Isa>(tile, keys, values);
+      }
     }
   }
   attend_vectors(tile, keys, values);

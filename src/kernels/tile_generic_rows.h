@@ -23,10 +23,11 @@ class FloatRows {
 
   const RowSource& source() const { return source_; }
 
-  // function(rows, first, count), for the rows that are had at once; `again`: each part is read several times.
+  // function(rows, first, count), for the rows that are had at once, a multiple of `block`; `again`: each part is read several
+  // times.
   template <typename Function>
-  void in_parts(bool again, const Function& function) const {
-    const int step = copies_ || again ? part() : source_.rows;
+  void in_parts(int block, bool again, const Function& function) const {
+    const int step = copies_ || again ? part(block) : source_.rows;
     for (int first = 0; first < source_.rows; first += step) {
       const int count = at_most(step, source_.rows - first);
       function(at(first, count), first, count);
@@ -34,10 +35,10 @@ class FloatRows {
   }
 
  private:
-  // Rows that fit the first cache: a multiple of the keys of a block.
-  int part() const {
+  // Rows that fit the first cache.
+  int part(int block) const {
     constexpr int kElements = 4096;  // 16 KiB
-    return kFewKeys * at_least(kElements / static_cast<int>(stride_) / kFewKeys, 1);
+    return block * at_least(kElements / static_cast<int>(stride_) / block, 1);
   }
 
   FewRows at(int first, int count) const {
@@ -59,7 +60,7 @@ class FloatRows {
 
 // Rows of probabilities so few that values are read in place: converting 16 bits costs less than a copy would, even where there
 // are registers for half of the rows only.
-constexpr int kRowsInPlace = 8, kRowsAtOnce = kVectors >= 4 ? 8 : 4;
+constexpr int kRowsInPlace = kVectors >= 4 ? 16 : 8, kRowsAtOnce = kVectors >= 4 ? 8 : 4;
 
 // acc = acc shrink + p v of kRows rows and kCols vectors, over `depth` values that lie near each other.
 template <typename Type, int kRows, int kCols>
@@ -99,7 +100,7 @@ int values_of_rows(const ForwardTile& tile, const RowSource& values, int first, 
     const auto* const data = static_cast<const typename Type::Type*>(values.data) + first * values.stride;
     const Left left{p.data + row * p.row_stride + first * p.depth_stride, p.row_stride, p.depth_stride};
     ShrinkAndAdd add{tile.acc + row * tile.acc_stride, tile.acc_stride, shrink + row};
-    FarLines far(values, first, sizeof *data);
+    FarLines far(values, first, sizeof *data, value_bytes(tile));
     if (row > 0) far.stay(data);  // they are already
     int column = 0;
     for (; column + kCols * kWidth <= tile.dims.head_dim_v; column += kCols * kWidth, add.out += kCols * kWidth)
@@ -112,7 +113,7 @@ int values_of_rows(const ForwardTile& tile, const RowSource& values, int first, 
 
 template <typename Type>
 void values_in_place(const ForwardTile& tile, const RowSource& values, const Left& p, float* shrink) {
-  const int part = far_rows(values, sizeof(typename Type::Type));  // all columns of some values, then of those fetched beside
+  const int part = far_rows(values, sizeof(typename Type::Type), value_bytes(tile));
   for (int first = 0; first < values.rows; first += part) {
     const int depth = at_most(part, values.rows - first);
     int row = 0;
@@ -131,7 +132,7 @@ inline void few_values(const ForwardTile& tile, const FloatRows& values, const L
            : tile.dims.dtype == 1 ? values_in_place<BFloat16>(tile, values.source(), p, shrink)
                                   : values_in_place<Float16>(tile, values.source(), p, shrink);
   }
-  values.in_parts(tile.task_rows > kRowBlock, [&](const FewRows& here, int first, int count) {
+  values.in_parts(kFewKeys, tile.task_rows > kRowBlock, [&](const FewRows& here, int first, int count) {
     for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
       const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
       multiply(tile.rows, width / kWidth, Left{p.data + first * p.depth_stride, p.row_stride, p.depth_stride},

@@ -150,20 +150,23 @@ inline void fetch_lines(Ahead* ahead, int count) {
   for (std::int64_t i = 0; i < lines.count; ++i) fetch(lines.data + i * lines.stride);
 }
 
-// Rows that few queries use once: reading them from memory takes as long as computing with them. Beside each row those
-// kFarBytes further on are fetched, line by line as they lie, and as many as are read meanwhile: loads wait behind a burst of
+// Rows that few queries use once: reading them from memory takes as long as computing with them. Beside each row those some
+// bytes further on are fetched, line by line as they lie, and as many as are read meanwhile: loads wait behind a burst of
 // them.
 constexpr int kFarBytes = 16384;
+// Values: all columns of as many, then of those that were fetched meanwhile. More of more queries, as a block of products
+// begins and ends with their sums, but where registers hold half of the rows only: values are read twice, from the first cache.
+inline int value_bytes(const ForwardTile& tile) { return kVectors >= 4 && tile.task_rows > 4 ? 32768 : kFarBytes; }
 
-inline int far_rows(const RowSource& source, int element_bytes) {
-  return at_least(kFarBytes / (source.width * element_bytes), 1);
+inline int far_rows(const RowSource& source, int element_bytes, int bytes) {
+  return at_least(bytes / (source.width * element_bytes), 1);
 }
 
 class FarLines {
  public:
   // Beside row `first`. The source has no index.
-  FarLines(const RowSource& source, int first, int element_bytes) {
-    const int far = first + far_rows(source, element_bytes);
+  FarLines(const RowSource& source, int first, int element_bytes, int bytes) {
+    const int far = first + far_rows(source, element_bytes, bytes);
     const bool is_next = far >= source.rows;
     const std::int64_t stride = (is_next ? source.next_stride : source.stride) * element_bytes;
     line_ = static_cast<const char*>(is_next ? source.next : source.data) + (is_next ? far - source.rows : far) * stride;
@@ -171,9 +174,9 @@ class FarLines {
       stay(source.data);
       return;
     }
-    const std::int64_t bytes = source.width * element_bytes;
-    if (stride == bytes) return;
-    row_lines_ = left_ = static_cast<int>((reinterpret_cast<std::uintptr_t>(line_) % 64 + bytes + 63) / 64);
+    const std::int64_t row_bytes = source.width * element_bytes;
+    if (stride == row_bytes) return;
+    row_lines_ = left_ = static_cast<int>((reinterpret_cast<std::uintptr_t>(line_) % 64 + row_bytes + 63) / 64);
     jump_ = stride - row_lines_ * 64 + 64;
   }
 

@@ -37,7 +37,7 @@ RINGSPAN_INLINE void exponentiate_columns(const float* s, std::int64_t s_stride,
 inline void softmax_columns(const ForwardTile& tile, int row, float* s, std::int64_t s_stride, Word* p, std::int64_t p_stride,
                             float* shrink) {
   const int present = at_most(kWidth, tile.rows - row);
-  const bool plain = tile.scale > 0.0F && tile.softcap <= 0.0F;
+  const bool plain = scales_exponents(tile);
   const float scale = plain ? tile.scale : 1.0F;
   if (!plain) {
     const Reg factor = Isa::set1(tile.scale), cap = Isa::set1(tile.softcap);
@@ -117,16 +117,9 @@ void attend_few_pairs(const ForwardTile& tile, const RowSource& k, const RowSour
   ForwardTile part = tile;
   for (int key = 0; key < tile.keys; key += kFewKeys) {
     part.keys = at_most(kFewKeys, tile.keys - key);
-    if constexpr (Dot::kNarrow) {
-      const RowSource some_k = rows_from(k, key, part.keys), some_v = rows_from(v, key, part.keys);
-      if (tile.task_rows <= 4 && tile.dims.head_dim % 8 == 0) {
-        attend_narrow_pairs<4>(part, some_k, some_v);
-        continue;
-      }
-      if (tile.task_rows <= 8 && tile.dims.head_dim % 4 == 0) {
-        attend_narrow_pairs<2>(part, some_k, some_v);
-        continue;
-      }
+    if (Dot::kNarrow && tile.dims.head_dim % kGroupWords == 0) {
+      narrow_pairs(part, rows_from(k, key, part.keys), rows_from(v, key, part.keys));
+      continue;
     }
     pack_right_rows<BFloat16>(values, parts.v_panel, 0, rows_from(v, key, part.keys));
     for (int first = 0; first < tile.rows; first += kPairRows) {

@@ -195,10 +195,10 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
   ringspan_execute_options execute = {sizeof execute, -1.0, 0, 0, nullptr, nullptr, nullptr, nullptr};
   expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
                "deadline (-1 s) must be positive");
-  execute = {sizeof execute, 0, 2, 0, nullptr, nullptr};
+  execute = {sizeof execute, 0, 2, 0, nullptr, nullptr, nullptr, nullptr};
   expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
                "trace (2) must be 0 or 1");
-  execute = {sizeof execute, 0, 0, 2, nullptr, nullptr};
+  execute = {sizeof execute, 0, 0, 2, nullptr, nullptr, nullptr, nullptr};
   expect_error(ringspan_attention_create_with_plan(plan, comm, &execute, nullptr, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
                "nondeterministic (2) must be 0 or 1");
   ASSERT_EQ(ringspan_attention_create_with_plan(plan, comm, nullptr, nullptr, 0, &attention), RINGSPAN_OK);
