@@ -22,6 +22,10 @@ RINGSPAN_INLINE bool scales_exponents(const ForwardTile& tile) { return tile.sca
 
 constexpr int kGroupWords = 8;  // of a query or a key
 
+// Nothing of these rows, and of those after them little, is far enough ahead: what is next is fetched as beside other tiles.
+inline bool is_short(const RowSource& rows) { return rows.rows <= far_rows(rows, 2, kFarBytes); }
+constexpr int kLinesBeside = 64;
+
 // columns[e / 8][query][e % 8]; absent queries are zero.
 template <int kSets>
 void turn_narrow_pairs(const ForwardTile& tile, std::int64_t q_stride, Word* columns) {
@@ -88,7 +92,7 @@ void narrow_pair_scores(const ForwardTile& tile, const RowSource& k, bool again,
   constexpr int kKeys = narrow_keys<kSets>(), kQueries = 4 * kSets;
   const auto* const data = static_cast<const Word*>(k.data);
   FarLines far(k, 0, 2, kFarBytes);
-  if (again) far.stay(data);
+  if (again || is_short(k)) far.stay(data);
   int key = 0;
   for (; key + kKeys <= k.rows; key += kKeys)
     narrow_pair_block<kSets>(tile, data + key * k.stride, k.stride, &far, columns, s + key * kQueries);
@@ -181,7 +185,7 @@ int narrow_pair_rows(const ForwardTile& tile, const RowSource& v, bool again, in
   const Word* const data = static_cast<const Word*>(v.data) + first * v.stride;
   for (; row + kRows <= tile.rows; row += kRows) {
     FarLines far(v, first, 2, value_bytes(tile));
-    if (again || row > 0) far.stay(data);  // they are already
+    if (again || row > 0 || is_short(v)) far.stay(data);  // they are already
     for (int column = 0; column < tile.dims.head_dim_v; column += 32) {
       const int width = at_most(32, tile.dims.head_dim_v - column);
       narrow_pair_values<kRows>(tile, data, v.stride, count, &far, pairs + first / 2 * pair_stride + 2 * row, pair_stride, row,
@@ -214,8 +218,10 @@ void attend_narrow_pairs(const ForwardTile& tile, const RowSource& k, const RowS
   Word* const pairs = parts.probabilities(tile);
   turn_narrow_pairs<kSets>(tile, parts.q_stride, parts.turned(tile));
   narrow_pair_scores<kSets>(tile, k, again, parts.turned(tile), scores);
+  if (is_short(k) && tile.ahead != nullptr) fetch_lines(tile.ahead, kLinesBeside);
   float shrink[kWidth];
   softmax_narrow_pairs<kSets>(tile, scores, pairs, shrink);
+  if (is_short(v) && tile.ahead != nullptr) fetch_lines(tile.ahead, kLinesBeside);
   narrow_pair_values<kSets>(tile, v, again, pairs, shrink);
 }
 
