@@ -153,13 +153,10 @@ struct Left {
   std::int64_t row_stride, depth_stride;
 };
 
-// kRows x kCols registers: store(row, vector, sum over depth of left(row, depth) right[depth][vector]). One line of what is
-// read next is fetched per depth.
-template <int kRows, int kCols, typename Store>
+// kRows x kCols registers: store(row, vector, sum over depth of left(row, depth) right[depth][vector]). Beside: Soon or Evenly.
+template <int kRows, int kCols, typename Store, typename Beside>
 RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
-                                    const Store& store, Ahead* ahead) {
-  Lines lines = next_lines(ahead, depth);
-  if (lines.data == nullptr) lines = {reinterpret_cast<const char*>(right), 0, 0};
+                                    const Store& store, Beside beside) {
   Reg sum[kRows][kCols];
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero(); }
   const Store to = store;  // a copy, which what is stored cannot change
@@ -169,8 +166,8 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
   const std::int64_t row_stride = left.row_stride;
   const float* a[kRows / kGroup];
   RINGSPAN_UNROLL for (int g = 0; g < kRows / kGroup; ++g) a[g] = left.data + g * kGroup * row_stride;
-  for (std::int64_t k = 0; k < depth; ++k, right += right_stride, lines.data += lines.stride) {
-    fetch(lines.data);
+  for (auto lines = beside.lines(depth, right); !lines.done(); lines.next(), right += right_stride) {
+    fetch(lines.line());
     Reg b[kCols];
     RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Isa::load(right + v * kWidth);
     RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
@@ -184,39 +181,39 @@ RINGSPAN_INLINE void multiply_block(const Left& left, const float* right, std::i
 
 // Blocks below each other of any number of rows. One loop over all of them: what lies between two blocks is time in which
 // nothing is multiplied.
-template <int kCols, typename Store>
+template <int kCols, typename Store, typename Beside>
 void multiply_blocks(int rows, Left left, const float* right, std::int64_t right_stride, std::int64_t depth, Store store,
-                     Ahead* ahead) {
+                     Beside beside) {
   for (; rows >= kRowBlock; rows -= kRowBlock) {
-    multiply_block<kRowBlock, kCols>(left, right, right_stride, depth, store, ahead);
+    multiply_block<kRowBlock, kCols>(left, right, right_stride, depth, store, beside);
     left.data += kRowBlock * left.row_stride;
     store = store.below(kRowBlock);
   }
   switch (rows) {
     case 5:
-      return multiply_block<5, kCols>(left, right, right_stride, depth, store, ahead);
+      return multiply_block<5, kCols>(left, right, right_stride, depth, store, beside);
     case 4:
-      return multiply_block<4, kCols>(left, right, right_stride, depth, store, ahead);
+      return multiply_block<4, kCols>(left, right, right_stride, depth, store, beside);
     case 3:
-      return multiply_block<3, kCols>(left, right, right_stride, depth, store, ahead);
+      return multiply_block<3, kCols>(left, right, right_stride, depth, store, beside);
     case 2:
-      return multiply_block<2, kCols>(left, right, right_stride, depth, store, ahead);
+      return multiply_block<2, kCols>(left, right, right_stride, depth, store, beside);
     case 1:
-      return multiply_block<1, kCols>(left, right, right_stride, depth, store, ahead);
+      return multiply_block<1, kCols>(left, right, right_stride, depth, store, beside);
     default:
       return;
   }
 }
 
-template <typename Store>
+template <typename Store, typename Beside = Soon>
 void multiply(int rows, int vectors, const Left& left, const float* right, std::int64_t right_stride, std::int64_t depth,
-              const Store& store, Ahead* ahead = nullptr) {
+              const Store& store, Beside beside = {}) {
   if constexpr (kVectors >= 4) {
-    if (vectors == 4) return multiply_blocks<4>(rows, left, right, right_stride, depth, store, ahead);
-    if (vectors == 3) return multiply_blocks<3>(rows, left, right, right_stride, depth, store, ahead);
+    if (vectors == 4) return multiply_blocks<4>(rows, left, right, right_stride, depth, store, beside);
+    if (vectors == 3) return multiply_blocks<3>(rows, left, right, right_stride, depth, store, beside);
   }
-  if (vectors == 2) return multiply_blocks<2>(rows, left, right, right_stride, depth, store, ahead);
-  return multiply_blocks<1>(rows, left, right, right_stride, depth, store, ahead);
+  if (vectors == 2) return multiply_blocks<2>(rows, left, right, right_stride, depth, store, beside);
+  return multiply_blocks<1>(rows, left, right, right_stride, depth, store, beside);
 }
 
 // Where a product goes; below(r): the same of the rows from r on.
@@ -302,7 +299,7 @@ inline void multiply_columns(int rows, int columns, const float* left, std::int6
     };
     for_equal_ranges(rows, kRowBlock, seen, [&](int row, int count, Range range) {
       multiply(count, (range.end - range.begin) / kWidth, Left{left + row * left_stride, left_stride, 1}, panel + range.begin,
-               width, depth, Assign{out + row * out_stride + first + range.begin, out_stride}, ahead);
+               width, depth, Assign{out + row * out_stride + first + range.begin, out_stride}, Soon{ahead});
     });
   }
 }
@@ -424,7 +421,7 @@ inline void accumulate_rows(const ForwardTile& tile, const float* panel, int col
   const std::int64_t stride = score_stride(tile.dims);
   multiply(rows, width / kWidth, Left{static_cast<const float*>(tile.work) + row * stride + range.begin, stride, 1},
            panel + static_cast<std::int64_t>(range.begin) * width, width, range.end - range.begin,
-           ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row}, tile.ahead);
+           ShrinkAndAdd{tile.acc + row * tile.acc_stride + column, tile.acc_stride, shrink + row}, Soon{tile.ahead});
 }
 
 void attend_tile(const ForwardTile& tile) {

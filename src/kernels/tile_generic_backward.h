@@ -151,7 +151,7 @@ inline void add_key_gradient(const BackwardTile& tile, const float* weight, cons
     const int vectors = up(at_most(width - column, kPanel)) / kWidth;
     for_equal_ranges(tile.keys, tile.queries_finite ? kRowBlock : 1, seen, [&](int key, int count, Range range) {
       multiply(count, vectors, Left{weight + range.begin * stride + key, 1, stride}, rows + range.begin * row_stride + column,
-               row_stride, range.end - range.begin, Add{out + key * out_stride + column, out_stride}, tile.ahead);
+               row_stride, range.end - range.begin, Add{out + key * out_stride + column, out_stride}, Soon{tile.ahead});
     });
   }
 }

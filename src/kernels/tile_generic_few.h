@@ -68,6 +68,7 @@ inline void turn_queries(const ForwardTile& tile, int vectors, float* columns) {
 inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float* columns, int vectors, float* s, int count) {
   const int depth = tile.dims.head_dim;
   const std::int64_t stride = vectors * kWidth;
+  const Evenly ahead{tile.ahead};
   for (int first = 0; first < vectors; first += kVectors) {  // of queries
     const int here = at_most(kVectors, vectors - first);
     const auto left = [&](int key) { return Left{keys.data + key * keys.stride, keys.stride, 1}; };
@@ -75,12 +76,12 @@ inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float
     int key = 0;
     if (here <= kVectors / 2) {  // room for the sums of more keys
       for (; key + kFewKeys <= count; key += kFewKeys) {
-        here == 1 ? multiply_block<kFewKeys, 1>(left(key), columns + first * kWidth, stride, depth, store(key), tile.ahead)
-                  : multiply_block<kFewKeys, kVectors / 2>(left(key), columns + first * kWidth, stride, depth, store(key),
-                                                           tile.ahead);
+        here == 1
+            ? multiply_block<kFewKeys, 1>(left(key), columns + first * kWidth, stride, depth, store(key), ahead)
+            : multiply_block<kFewKeys, kVectors / 2>(left(key), columns + first * kWidth, stride, depth, store(key), ahead);
       }
     }
-    multiply(count - key, here, left(key), columns + first * kWidth, stride, depth, store(key), tile.ahead);
+    multiply(count - key, here, left(key), columns + first * kWidth, stride, depth, store(key), ahead);
   }
 }
 
@@ -115,12 +116,22 @@ inline void softmax_columns(const ForwardTile& tile, int vectors, float* s, floa
   }
 }
 
+// Depths of the register tiles of few_scores, and of few_values where it does not fetch values itself.
+inline std::int64_t depths_of_few(const ForwardTile& tile, int vectors) {
+  const int keys_at_once = vectors <= kVectors / 2 ? kFewKeys : kRowBlock;
+  const std::int64_t of_scores = static_cast<std::int64_t>(tile.keys) * tile.dims.head_dim / keys_at_once;
+  const int blocks = (tile.rows + kRowBlock - 1) / kRowBlock, panels = (tile.dims.head_dim_v + kPanel - 1) / kPanel;
+  return of_scores + (values_are_in_place(tile) ? 0 : blocks * panels * tile.keys);
+}
+
 inline void attend_vectors(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
   const int vectors = (tile.rows + kWidth - 1) / kWidth;
   const std::int64_t stride = vectors * kWidth;
   auto* const columns = static_cast<float*>(tile.work);
   float* const scores = columns + tile.dims.head_dim * stride;
   turn_queries(tile, vectors, columns);
+  if (tile.ahead != nullptr && values_are_in_place(tile)) tile.ahead->rows[Ahead::kValues].rows = 0;
+  set_pace(tile.ahead, depths_of_few(tile, vectors));
   keys.in_parts(kFewKeys, false, [&](const FewRows& here, int first, int count) {
     few_scores(tile, here, columns, vectors, scores + first * stride, count);
   });

@@ -125,9 +125,13 @@ void values_in_place(const ForwardTile& tile, const RowSource& values, const Lef
   }
 }
 
+inline bool values_are_in_place(const ForwardTile& tile) {
+  return tile.task_rows <= kRowsInPlace && tile.dims.head_dim_v % kWidth == 0;
+}
+
 // acc = acc shrink + p v; p: element (query, key), of the first key.
 inline void few_values(const ForwardTile& tile, const FloatRows& values, const Left& p, float* shrink) {
-  if (tile.task_rows <= kRowsInPlace && tile.dims.head_dim_v % kWidth == 0) {
+  if (values_are_in_place(tile)) {
     return tile.dims.dtype == 0   ? values_in_place<Float32>(tile, values.source(), p, shrink)
            : tile.dims.dtype == 1 ? values_in_place<BFloat16>(tile, values.source(), p, shrink)
                                   : values_in_place<Float16>(tile, values.source(), p, shrink);
@@ -136,7 +140,8 @@ inline void few_values(const ForwardTile& tile, const FloatRows& values, const L
     for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
       const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));
       multiply(tile.rows, width / kWidth, Left{p.data + first * p.depth_stride, p.row_stride, p.depth_stride},
-               here.data + column, here.stride, count, ShrinkAndAdd{tile.acc + column, tile.acc_stride, shrink}, tile.ahead);
+               here.data + column, here.stride, count, ShrinkAndAdd{tile.acc + column, tile.acc_stride, shrink},
+               Evenly{tile.ahead});
     }
     if (first == 0) fill(shrink, 0, tile.rows, 1.0F);
   });

@@ -150,6 +150,52 @@ inline void fetch_lines(Ahead* ahead, int count) {
   for (std::int64_t i = 0; i < lines.count; ++i) fetch(lines.data + i * lines.stride);
 }
 
+// What products fetch beside them. lines(depth, nothing): for a register tile, a line beside each of so many depths; `nothing`:
+// what else may be fetched.
+
+// As soon as possible, another line for each depth.
+struct LinePerDepth {
+  const char* data;
+  std::int64_t stride, left;
+  RINGSPAN_INLINE bool done() const { return left == 0; }
+  RINGSPAN_INLINE const char* line() const { return data; }
+  RINGSPAN_INLINE void next() { data += stride, --left; }
+};
+struct Soon {
+  Ahead* ahead;
+  LinePerDepth lines(std::int64_t depth, const void* nothing) const {
+    const Lines lines = next_lines(ahead, depth);
+    if (lines.data == nullptr) return {static_cast<const char*>(nothing), 0, depth};
+    return {lines.data, lines.stride, depth};
+  }
+};
+
+// Spread over as many depths as set_pace was told, where reading takes about as long as computing: prefetches that wait for
+// each other hold up loads that hit the second cache.
+struct SpreadLines {
+  const char* data;
+  std::int64_t stride, pace, end, paced = 0;
+  RINGSPAN_INLINE bool done() const { return paced >= end; }
+  RINGSPAN_INLINE const char* line() const { return data + (paced >> Ahead::kPaceBits) * stride; }
+  RINGSPAN_INLINE void next() { paced += pace; }
+};
+struct Evenly {
+  Ahead* ahead;
+  SpreadLines lines(std::int64_t depth, const void* nothing) const {
+    const Lines lines = next_lines(ahead, ahead == nullptr ? 0 : ((depth - 1) * ahead->pace >> Ahead::kPaceBits) + 1);
+    if (lines.data == nullptr) return {static_cast<const char*>(nothing), 0, 1, depth};
+    return {lines.data, lines.stride, ahead->pace, depth * ahead->pace};
+  }
+};
+inline void set_pace(Ahead* ahead, std::int64_t depths) {
+  if (ahead == nullptr) return;
+  std::int64_t lines = 0;
+  for (int i = ahead->done; i < Ahead::kSources; ++i)
+    lines += ahead->rows[i].rows * ahead->rows[i].row_lines - ahead->rows[i].next;
+  const std::int64_t pace = ((lines < depths ? lines : depths) << Ahead::kPaceBits) / depths;
+  ahead->pace = pace > 0 ? pace : 1;
+}
+
 // Rows that few queries use once: reading them from memory takes as long as computing with them. Beside each row those some
 // bytes further on are fetched, line by line as they lie, and as many as are read meanwhile: loads wait behind a burst of
 // them.
