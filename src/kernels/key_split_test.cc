@@ -37,6 +37,18 @@ TEST_P(FewQueriesTest, MatchTheDefinition) {
   }
 }
 
+// Less than one block of products of anything.
+TEST_P(FewQueriesTest, OfFewKeysOfAShortHead) {
+  for (const auto& [n_q, group, n_k] : {std::tuple{1, 1, 1}, {3, 2, 2}, {4, 4, 1}, {9, 1, 3}, {16, 3, 1}}) {
+    Spec s = spec(n_q, group, n_k);
+    s.head_dim = 4;
+    World world(s);
+    const std::vector<Part> parts{world.whole()};
+    run_kernel(kernel(), world, parts, 1);
+    expect_forward(world, parts, s.describe());
+  }
+}
+
 TEST_P(FewQueriesTest, OptionsAndStridesAcrossParts) {
   Spec s = spec(3, 2, 4700);
   s.batch = 2;

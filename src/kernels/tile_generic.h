@@ -9,7 +9,7 @@
 //   ldexp(x, n) = x 2^floor(n) for any n, 0 where n < -126. Optional, for n = 2 and where kWidth is 16
 //   also 4: set_group<n>(p), n floats repeated, and add_groups(x), the sums of such groups of x[0], then of x[1], ...,
 //   x[n - 1].
-#include "kernels/tile_math.h"
+#include "kernels/tile_fetch.h"
 
 namespace ringspan::kernels {
 namespace {

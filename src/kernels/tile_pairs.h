@@ -24,7 +24,7 @@
 // Denormal results count as zero.
 #pragma once
 
-#include "kernels/tile_math.h"
+#include "kernels/tile_fetch.h"
 
 namespace ringspan::kernels {
 namespace {
