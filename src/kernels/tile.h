@@ -40,11 +40,11 @@ struct AheadRows {
 };
 struct Ahead {
   static constexpr int kSources = 5, kValues = 1;  // values: of few queries, after their keys
-  AheadRows rows[kSources];                        // what is needed soonest first
-  int burst = 0;                                   // lines per step of packing, which has less to do than products
-  int step = 0;                                    // lines beside a block of products of pairs
-  int done = 0;                                    // of the sources
   static constexpr int kPaceBits = 16;
+  AheadRows rows[kSources];            // what is needed soonest first
+  int burst = 0;                       // lines per step of packing, which has less to do than products
+  int step = 0;                        // lines beside a block of products of pairs
+  int done = 0;                        // of the sources
   std::int64_t pace = 1 << kPaceBits;  // lines beside a depth of products that fetch evenly, times 2^kPaceBits; never 0
 };
 

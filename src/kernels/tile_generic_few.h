@@ -64,6 +64,9 @@ inline void turn_queries(const ForwardTile& tile, int vectors, float* columns) {
   }
 }
 
+// Room for the sums of kFewKeys keys at a time, beside so many vectors of queries; else kRowBlock.
+constexpr bool has_room(int vectors) { return vectors <= kVectors / 2; }
+
 // Scores s[key][query] of keys [first, first + count).
 inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float* columns, int vectors, float* s, int count) {
   const int depth = tile.dims.head_dim;
@@ -74,7 +77,7 @@ inline void few_scores(const ForwardTile& tile, const FewRows& keys, const float
     const auto left = [&](int key) { return Left{keys.data + key * keys.stride, keys.stride, 1}; };
     const auto store = [&](int key) { return Assign{s + key * stride + first * kWidth, stride}; };
     int key = 0;
-    if (here <= kVectors / 2) {  // room for the sums of more keys
+    if (has_room(here)) {
       for (; key + kFewKeys <= count; key += kFewKeys) {
         here == 1
             ? multiply_block<kFewKeys, 1>(left(key), columns + first * kWidth, stride, depth, store(key), ahead)
@@ -118,8 +121,9 @@ inline void softmax_columns(const ForwardTile& tile, int vectors, float* s, floa
 
 // Depths of the register tiles of few_scores, and of few_values where it does not fetch values itself.
 inline std::int64_t depths_of_few(const ForwardTile& tile, int vectors) {
-  const int keys_at_once = vectors <= kVectors / 2 ? kFewKeys : kRowBlock;
-  const std::int64_t of_scores = static_cast<std::int64_t>(tile.keys) * tile.dims.head_dim / keys_at_once;
+  int of_scores = 0;
+  for (int first = 0; first < vectors; first += kVectors)
+    of_scores += tile.keys * tile.dims.head_dim / (has_room(at_most(kVectors, vectors - first)) ? kFewKeys : kRowBlock);
   const int blocks = (tile.rows + kRowBlock - 1) / kRowBlock, panels = (tile.dims.head_dim_v + kPanel - 1) / kPanel;
   return of_scores + (values_are_in_place(tile) ? 0 : blocks * panels * tile.keys);
 }
