@@ -54,7 +54,8 @@ struct RankOverhead {
   bool task_lists = false;
   std::int64_t keys_without_state =
       std::numeric_limits<std::int64_t>::max();  // of a task, the fewest that any rank's kernel takes
-  bool gradient_sums = false;                    // a rank's kernels cannot write gradients at once
+  bool gradient_sums =
+      false;  // a rank's kernels cannot write gradients at once: it computes on a CPU, or tensors lie on the host
   bool operator==(const RankOverhead&) const = default;
 };
 

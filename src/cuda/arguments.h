@@ -1,6 +1,7 @@
 // What a launch passes to its blocks: plain values and pointers into the memory of the device.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/tile_maps.h"
@@ -10,14 +11,16 @@
 namespace ringspan::cuda {
 
 // Tasks over the same rows (queries, or keys for dk and dv), which one block after the other takes in for its own rows.
-// Blocks [first_block, first_block + batch x heads x tiles) belong to it, the tile running fastest. Its last task may have
-// results (kernels/attend.h), the others have none.
+// Blocks [first_block, first_block + columns x tiles) belong to it: of `together` columns, a head of a batch item each, first
+// the tiles with most work, then the next ones, and so on (find_work). So the last blocks of a launch are small ones, and what
+// runs at one time reads the same rows. Its last task may have results (kernels/attend.h), the others have none.
 struct Group {
   std::int64_t first_block = 0;
-  std::int64_t tiles = 0;
-  std::int64_t heads = 0;  // query heads of the tasks, or kv heads between the first and the last
   std::int64_t first_task = 0;
-  std::int64_t task_count = 0;
+  std::int32_t task_count = 0;
+  std::int32_t tiles = 0;
+  std::int32_t heads = 0;  // query heads of the tasks, or kv heads between the first and the last
+  std::int32_t columns = 0, together = 1;
 };
 
 // The instructions that products of tiles are made of: mma.sync by warps (machine.h), wgmma by warpgroups (warpgroup.h).
@@ -36,6 +39,9 @@ struct AttendArguments {
   const kernels::AttendTask* tasks = nullptr;  // in the order of the groups
   const Group* groups = nullptr;
   std::int64_t group_count = 0;
+  std::int64_t blocks = 0;  // of this launch
+  std::int32_t* taken =
+      nullptr;    // wgmma: how many blocks residents took beside their first ones (block_queue.h); begins with 0
   TileMaps maps;  // wgmma: of the side that blocks walk over; may lack any
 };
 
@@ -47,9 +53,20 @@ struct RowArguments {
   int width = 1;
   float value = 0.0F;            // fill: the value; finalize: output_scale
   const float* sinks = nullptr;  // finalize, by head
+  // In memory of the device; or, where these are null, a short list here: a launch brings its arguments along, a copy before it
+  // would take as long as the launch.
   const kernels::RowTask* tasks = nullptr;
   const std::int64_t* first_blocks = nullptr;
   std::int64_t task_count = 0;
+  static constexpr std::size_t kShort = 4;
+  kernels::RowTask short_tasks[kShort];
+  std::int64_t short_first_blocks[kShort] = {};
+  RINGSPAN_DEVICE const kernels::RowTask& task(std::int64_t index) const {
+    return (tasks != nullptr ? tasks : short_tasks)[index];
+  }
+  RINGSPAN_DEVICE std::int64_t first_block(std::int64_t index) const {
+    return (first_blocks != nullptr ? first_blocks : short_first_blocks)[index];
+  }
 };
 
 struct SinkArguments {

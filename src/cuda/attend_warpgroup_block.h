@@ -40,9 +40,18 @@ class AttendWarpgroupBlock {
         tiles_(m, shared),
         query_ring_(tiles_.query_ring()),
         key_ring_(tiles_.key_ring()),
-        value_ring_(tiles_.value_ring()) {}
+        value_ring_(tiles_.value_ring()),
+        blocks_(tiles_.blocks()) {}
 
-  RINGSPAN_DEVICE void run(std::int64_t block) {
+  // Block `first` of `residents`, and others (block_queue.h).
+  RINGSPAN_DEVICE void run(int first, int residents) {
+    m_.begin_turns();
+    for (int block = first; block < arguments_.blocks; block = blocks_.next(m_, arguments_, residents)) run_block(block);
+    m_.end_turns();
+  }
+
+ private:
+  RINGSPAN_DEVICE void run_block(int block) {
     const AttendWork work = AttendWork::template of<P>(arguments_, block);
     batch_ = work.batch;
     head_ = work.head;
@@ -50,17 +59,14 @@ class AttendWarpgroupBlock {
     rows_ = work.rows;
     state_.load(m_, *work.first_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
     state_.begin_unit(m_, arguments_.score_unit);
-    m_.begin_turns();
     for (const Task* task = work.first_task; task != work.end_task; ++task) {
       if (work.begins_queries(task)) query_ring_.wait(m_);
       take_in(*task, walk_of<P, M>(work, *task, params_.shape.group));
       if (work.ends_queries(task)) query_ring_.release(m_);
     }
-    m_.end_turns();
-    store(M::hidden(static_cast<int>(block)));
+    store(M::hidden(block));
   }
 
- private:
   RINGSPAN_DEVICE void take_in(const Task& task, const Walk& walk) {
     if (walk.tiles == 0) return;
     take_in_first_tile(task, walk);
@@ -70,12 +76,12 @@ class AttendWarpgroupBlock {
 
   // The state, or the results. Finds its work once more, and which rows have seen a key: in registers all the time these would
   // be in the way.
-  RINGSPAN_DEVICE void store(std::int64_t block) {
+  RINGSPAN_DEVICE void store(int block) {
     const Group& group = arguments_.groups[find_work(arguments_, block).group];
     const Task& last_task = arguments_.tasks[group.first_task + group.task_count - 1];
     state_.end_unit(m_, arguments_.score_unit, arguments_.tasks[group.first_task], batch_, head_, first_row_, rows_);
     if (last_task.o.data == nullptr) state_.note_seen(m_, arguments_, group, first_row_, rows_);
-    state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, reinterpret_cast<Element*>(tiles_.queries()));
+    state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, tiles_.results());
   }
 
   RINGSPAN_DEVICE std::uint32_t queries() const { return m_.shared_address(tiles_.queries()); }
@@ -153,20 +159,25 @@ class AttendWarpgroupBlock {
     m_.each([&](int thread) { scale_thread<kMasked, kCaps>(task, walk.first(tile), thread); });
     m_.quad_max(tile_max_);
     m_.each([&](int thread) {
+      float reference[2];  // the maxima in powers of 2; rounded, but all that a row adds up has the same rounding
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const float before = state_.max[thread][half];
         const float now = fmaxf(before, tile_max_[thread][half]);
-        const float reference = now == kMinusInfinity ? 0.0F : now;  // e^(-inf - 0) = 0 for pairs without weight
-        shrink_[thread][half] = before == now ? 1.0F : exponential(before - now);
+        reference[half] = now == kMinusInfinity ? 0.0F : now * arguments_.exponent_unit;  // e^(-inf - 0) = 0: no weight
+        shrink_[thread][half] = before == now ? 1.0F : exp2(before * arguments_.exponent_unit - reference[half]);
         state_.max[thread][half] = now;
+      }
+      if (fmaxf(fabsf(reference[0]), fabsf(reference[1])) == kInfinity) subtract_maxima(reference, thread);
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
         float sum = state_.sum[thread][half] * shrink_[thread][half];
         RINGSPAN_UNROLL
         for (int index = half * 2; index < P::kCols / 2; index += 4) {
           RINGSPAN_UNROLL
           for (int e = 0; e < 2; ++e) {
             float& score = scores_[thread][index + e];
-            score = exponential(score - reference);
+            score = exp2(fmaf(score, arguments_.exponent_unit, -reference[half]));
             sum += score;
             if constexpr (P::kOptions) {
               const bool dropped = is_set(dropped_[thread], index + e);
@@ -179,9 +190,21 @@ class AttendWarpgroupBlock {
     });
   }
 
-  // Of a difference of scores, which are in units of arguments_.score_unit (arguments.h).
-  RINGSPAN_DEVICE float exponential(float difference) const {
-    return M::template exp2<P::kType>(difference * arguments_.exponent_unit);
+  RINGSPAN_DEVICE float exp2(float exponent) const { return M::template exp2<P::kType>(exponent); }
+  // Where a maximum, or its score itself, is beyond float32 in powers of 2: scores become differences from it. What a row took
+  // in before is e^-huge of it, or nothing where the maximum is the same.
+  RINGSPAN_DEVICE void subtract_maxima(float (&reference)[2], int thread) {
+    RINGSPAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      if (fabsf(reference[half]) != kInfinity) continue;
+      reference[half] = 0.0F;
+      if (shrink_[thread][half] != 1.0F) shrink_[thread][half] = 0.0F;
+      RINGSPAN_UNROLL
+      for (int index = half * 2; index < P::kCols / 2; index += 4) {
+        scores_[thread][index] -= state_.max[thread][half];
+        scores_[thread][index + 1] -= state_.max[thread][half];
+      }
+    }
   }
   RINGSPAN_DEVICE void scale_scores() {
     m_.each([&](int thread) {
@@ -220,8 +243,11 @@ class AttendWarpgroupBlock {
 
   RINGSPAN_DEVICE void shrink_and_pack() {
     m_.each([&](int thread) {
-      RINGSPAN_UNROLL
-      for (int index = 0; index < P::kDim / 2; ++index) state_.acc[thread][index] *= shrink_[thread][index % 4 / 2];
+      // After the first tiles maxima seldom move.
+      if (M::any_lane(shrink_[thread][0] != 1.0F || shrink_[thread][1] != 1.0F)) {
+        RINGSPAN_UNROLL
+        for (int index = 0; index < P::kDim / 2; ++index) state_.acc[thread][index] *= shrink_[thread][index % 4 / 2];
+      }
       RINGSPAN_UNROLL
       for (int index = 0; index < P::kCols / 4; ++index) {
         weights_[thread][index] = M::template pack<P::kType>(scores_[thread][2 * index], scores_[thread][2 * index + 1]);
@@ -256,6 +282,7 @@ class AttendWarpgroupBlock {
   AttendTiles<P> tiles_;
   TileRing<1> query_ring_;
   TileRing<2> key_ring_, value_ring_;
+  BlockQueue blocks_;
   int batch_ = 0, head_ = 0, first_row_ = 0, rows_ = 0;
   StateRows<P, M> state_;
   Registers<float, P::kCols / 2> scores_;

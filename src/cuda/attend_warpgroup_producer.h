@@ -21,11 +21,24 @@ class AttendWarpgroupProducer {
         tiles_(m, shared),
         query_ring_(tiles_.query_ring()),
         key_ring_(tiles_.key_ring()),
-        value_ring_(tiles_.value_ring()) {}
+        value_ring_(tiles_.value_ring()),
+        blocks_(tiles_.blocks()) {}
 
-  RINGSPAN_DEVICE void run(std::int64_t block) {
-    const AttendWork work = AttendWork::template of<P>(arguments_, block);
+  RINGSPAN_DEVICE void run(int first, int residents) {
     m_.prefetch_maps(arguments_.maps.count);
+    for (int block = first; block < arguments_.blocks;) {
+      const int next = blocks_.take(m_, arguments_, residents);
+      copy_block(block);
+      block = next;
+    }
+    query_ring_.finish(m_);
+    key_ring_.finish(m_);
+    value_ring_.finish(m_);
+  }
+
+ private:
+  RINGSPAN_DEVICE void copy_block(int block) {
+    const AttendWork work = AttendWork::template of<P>(arguments_, block);
     for (const Task* task = work.first_task; task != work.end_task; ++task) {
       if (work.begins_queries(task)) copy_queries(work, *task);
       const Walk walk = walk_of<P, M>(work, *task, arguments_.params.shape.group);
@@ -37,12 +50,8 @@ class AttendWarpgroupProducer {
       }
       if (walk.tiles > 0) copy_values(work, *task, walk, values, walk.tiles - 1);
     }
-    query_ring_.finish(m_);
-    key_ring_.finish(m_);
-    value_ring_.finish(m_);
   }
 
- private:
   RINGSPAN_DEVICE TilePlace find(const kernels::KeyRows& operand, int width, const Task& task, const Walk& walk,
                                  const AttendWork& work) const {
     return find_place(arguments_.maps, operand, width, task.k_count, walk.head + 1, work.batch + 1);
@@ -79,6 +88,7 @@ class AttendWarpgroupProducer {
   AttendTiles<P> tiles_;
   TileRing<1> query_ring_;
   TileRing<2> key_ring_, value_ring_;
+  BlockQueue blocks_;
 };
 
 }  // namespace ringspan::cuda

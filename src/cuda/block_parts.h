@@ -13,7 +13,7 @@
 namespace ringspan::cuda {
 
 struct BlockWork {
-  std::int64_t group = 0, tile = 0, head = 0, batch = 0;  // batch: index of the tasks' batch items
+  std::int64_t group = 0, tile = 0, head = 0, batch = 0;  // batch: index of the tasks' batch items; tile 0: the most work
 };
 
 RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64_t block) {
@@ -25,8 +25,15 @@ RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64
         arguments.groups[middle].first_block <= block ? middle : middle - 1;
   }
   const Group& group = arguments.groups[low];
-  block -= group.first_block;
-  return {low, block % group.tiles, block / group.tiles % group.heads, block / group.tiles / group.heads};
+  const auto index = static_cast<std::uint32_t>(block - group.first_block);  // a launch has fewer than 2^31
+  const auto together = static_cast<std::uint32_t>(group.together);
+  const auto columns = static_cast<std::uint32_t>(group.columns);
+  const std::uint32_t share = together * static_cast<std::uint32_t>(group.tiles);
+  const std::uint32_t first = index / share * together;
+  const std::uint32_t width = columns - first < together ? columns - first : together;
+  const std::uint32_t column = first + index % share % width;
+  const auto heads = static_cast<std::uint32_t>(group.heads);
+  return {low, index % share / width, column % heads, column / heads};
 }
 
 // Rows of one (batch item, head) of an operand.
@@ -40,6 +47,21 @@ struct RowsView {
 template <typename T, typename Operand>
 RINGSPAN_DEVICE RowsView<T> view_of(const Operand& rows, std::int64_t batch, std::int64_t head) {
   return {static_cast<T*>(rows.data) + batch * rows.batch_stride + head * rows.head_stride, rows.row_stride};
+}
+
+// Two floats side by side, of which `left` are there; at once where their address is a multiple of 8.
+struct alignas(8) FloatPair {
+  float low, high;
+};
+RINGSPAN_DEVICE bool are_pairs(const RowsView<float>& rows) {
+  return reinterpret_cast<std::uintptr_t>(rows.data) % 8 == 0 && rows.stride % 2 == 0;
+}
+RINGSPAN_DEVICE FloatPair load_pair(const float* from, int left) {
+  return {left > 0 ? from[0] : 0.0F, left > 1 ? from[1] : 0.0F};
+}
+RINGSPAN_DEVICE void store_pair(float* to, int left, FloatPair pair) {
+  if (left > 0) to[0] = pair.low;
+  if (left > 1) to[1] = pair.high;
 }
 
 struct alignas(16) Chunk {

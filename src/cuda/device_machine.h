@@ -29,7 +29,7 @@ class CudaMachine {
   template <DType kType>
   static __device__ __forceinline__ float exp(float x) {
     if constexpr (kType == DType::float32) return expf(x);
-    return exp2<kType>(x * 1.44269504F);  // log2(e)
+    return exp2<kType>(x * kLog2E);
   }
   template <DType kType>
   static __device__ __forceinline__ float exp2(float x) {
@@ -44,6 +44,14 @@ class CudaMachine {
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
   }
+
+  static __device__ __forceinline__ float min_or_nan(float x, float y) {
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+    return least;
+  }
+  static __device__ __forceinline__ int fetch_add(int* counter, int value) { return atomicAdd(counter, value); }
+  static __device__ __forceinline__ bool any_lane(bool flag) { return __any_sync(0xffffffffU, flag) != 0; }
 
   static __device__ __forceinline__ int hidden(int value) {
     asm volatile("" : "+r"(value));

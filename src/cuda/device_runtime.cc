@@ -138,6 +138,7 @@ class CudaRuntime final : public Runtime {
   }
   int shared_bytes_per_block() const override { return shared_bytes_; }
   bool has_warpgroups() const override { return has_warpgroups_; }
+  bool prefers_warpgroups() const override { return has_warpgroups_; }
   bool holds(const void* data) const override {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {

@@ -43,10 +43,12 @@ __global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
     attend_warpgroup_kernel(const __grid_constant__ AttendArguments arguments, const __grid_constant__ TensorMaps tensor_maps) {
 #if RINGSPAN_WARPGROUPS
   extern __shared__ __align__(16) unsigned char shared[];
-  const auto block = static_cast<std::int64_t>(blockIdx.x);
+  const auto first = static_cast<int>(blockIdx.x);
+  const auto residents = static_cast<int>(gridDim.x);
   run_roles<AttendTiles, P>(
-      shared, tensor_maps, [&]<typename M>(M& machine) { AttendWarpgroupBlock<P, M>(machine, arguments, shared).run(block); },
-      [&]<typename M>(M& machine) { AttendWarpgroupProducer<P, M>(machine, arguments, shared).run(block); });
+      shared, tensor_maps,
+      [&]<typename M>(M& machine) { AttendWarpgroupBlock<P, M>(machine, arguments, shared).run(first, residents); },
+      [&]<typename M>(M& machine) { AttendWarpgroupProducer<P, M>(machine, arguments, shared).run(first, residents); });
 #endif
 }
 
@@ -66,6 +68,13 @@ __global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
 #endif
 }
 
+// Multiprocessors of the current device, each of which runs one block at a time.
+inline cudaError_t count_multiprocessors(int& count) {
+  int device = 0;
+  const cudaError_t status = cudaGetDevice(&device);
+  return status == cudaSuccess ? cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) : status;
+}
+
 // With the tensor maps of what the device can copy by itself.
 template <typename P, typename Kernel>
 cudaError_t launch_roles(Kernel* kernel, AttendArguments arguments, std::int64_t blocks, int shared_bytes,
@@ -78,7 +87,11 @@ template <DType kType>
 cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
   return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto policy, auto) {
     using P = decltype(policy);
-    return launch_roles<P>(&attend_warpgroup_kernel<P>, arguments, blocks, P::kForwardBytes, stream);
+    int multiprocessors = 0;
+    const cudaError_t status = count_multiprocessors(multiprocessors);
+    if (status != cudaSuccess) return status;
+    const std::int64_t residents = blocks < multiprocessors ? blocks : multiprocessors;
+    return launch_roles<P>(&attend_warpgroup_kernel<P>, arguments, residents, P::kForwardBytes, stream);
   });
 }
 

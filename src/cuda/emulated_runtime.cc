@@ -60,8 +60,7 @@ kernels::RowTask reachable_task(kernels::RowTask task) {
 template <typename Task>
 std::vector<Task> reachable_tasks(const Task* tasks, std::int64_t count) {
   std::vector<Task> list;
-  const Task* from = on_device(tasks, "a list of tasks");
-  for (std::int64_t index = 0; index < count; ++index) list.push_back(reachable_task(from[index]));
+  for (std::int64_t index = 0; index < count; ++index) list.push_back(reachable_task(tasks[index]));
   return list;
 }
 
@@ -213,6 +212,7 @@ class EmulatedRuntime final : public Runtime {
   void reach(const Runtime& /*other*/) override {}  // its memory is that of all
   int shared_bytes_per_block() const override { return 227 * 1024; }
   bool has_warpgroups() const override { return true; }
+  bool prefers_warpgroups() const override { return false; }  // as devices that do not have them
 
   bool is_capturing() override { return capture_ != nullptr && capture_->active; }
 
@@ -304,7 +304,9 @@ class EmulatedRuntime final : public Runtime {
   }
   void rows(const RowArguments& arguments, std::int64_t blocks) override {
     enqueue_tasks([arguments, blocks](const auto& note) {
-      const std::vector<kernels::RowTask> tasks = reachable_tasks(arguments.tasks, arguments.task_count);
+      const std::vector<kernels::RowTask> tasks =
+          reachable_tasks(arguments.tasks != nullptr ? on_device(arguments.tasks, "a list of tasks") : arguments.short_tasks,
+                          arguments.task_count);
       note(row_accesses(tasks, operands_of(arguments.op, arguments.width)));
       RowArguments own = arguments;
       own.tasks = tasks.data();
@@ -315,7 +317,8 @@ class EmulatedRuntime final : public Runtime {
   }
   void sink_gradient(const SinkArguments& arguments) override {
     enqueue_tasks([arguments](const auto& note) {
-      const std::vector<kernels::RowTask> tasks = reachable_tasks(arguments.tasks, arguments.task_count);
+      const std::vector<kernels::RowTask> tasks =
+          reachable_tasks(on_device(arguments.tasks, "a list of tasks"), arguments.task_count);
       note(row_accesses(tasks, {{1, 1}, 0}));
       SinkArguments own = reachable_sinks(arguments);
       own.tasks = tasks.data();
@@ -426,10 +429,12 @@ class EmulatedRuntime final : public Runtime {
 
   template <typename Run>
   static void with_reachable(const AttendArguments& arguments, Run&& run) {
-    const std::vector<kernels::AttendTask> tasks = reachable_tasks(arguments.tasks, task_count(arguments));
+    const std::vector<kernels::AttendTask> tasks =
+        reachable_tasks(on_device(arguments.tasks, "a list of tasks"), task_count(arguments));
     AttendArguments own = arguments;
     own.tasks = tasks.data();
     own.groups = on_device(arguments.groups, "groups");
+    own.taken = on_device(arguments.taken, "a counter");
     own.params.alibi_slopes = on_device(arguments.params.alibi_slopes, "alibi_slopes");
     own.params.sinks = on_device(arguments.params.sinks, "sinks");
     for (int index = 0; index < own.maps.count; ++index) {

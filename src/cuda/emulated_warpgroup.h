@@ -7,6 +7,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <deque>
 #include <functional>
@@ -85,6 +86,9 @@ class EmulatedHopperMachine {
 
   static int uniform(int value) { return value; }
   static float reciprocal(float x) { return 1.0F / x; }
+  static float min_or_nan(float x, float y) { return EmulatedMachine<32>::min_or_nan(x, y); }
+  static int fetch_add(int* counter, int value) { return std::atomic_ref(*counter).fetch_add(value); }
+  static bool any_lane(bool flag) { return flag; }
   static int hidden(int value) { return value; }
 
   void copy_async(int, void* to, const void* from, bool valid) {

@@ -1,5 +1,6 @@
 #include "cuda/emulation.h"
 
+#include <algorithm>
 #include <memory>
 #include <new>
 #include <vector>
@@ -67,14 +68,19 @@ void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int6
   }
 }
 
+// As many residents as a small device has multiprocessors.
+std::int64_t residents_of(const AttendArguments& arguments) { return std::min<std::int64_t>(arguments.blocks, 4); }
+
 template <typename P>
-void run_warpgroup_attend(const AttendArguments& arguments, std::int64_t block) {
+void run_warpgroup_attend(const AttendArguments& arguments, std::int64_t first) {
   run_warpgroup_block<AttendTiles, P>(
       P::kForwardBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto* shared) {
         using Multiplying = std::remove_reference_t<decltype(multiplying)>;
         const auto attend = std::make_unique<AttendWarpgroupBlock<P, Multiplying>>(multiplying, arguments, shared);
         AttendWarpgroupProducer<P, std::remove_reference_t<decltype(copying)>> producer(copying, arguments, shared);
-        roles.run_roles([&] { attend->run(block); }, [&] { producer.run(block); });
+        const auto residents = static_cast<int>(residents_of(arguments));
+        roles.run_roles([&] { attend->run(static_cast<int>(first), residents); },
+                        [&] { producer.run(static_cast<int>(first), residents); });
       });
 }
 
@@ -106,6 +112,9 @@ void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span
     arguments.tasks = ordered.data();
     arguments.groups = schedule.groups.data() + wave.first;
     arguments.group_count = wave.count;
+    arguments.blocks = wave.blocks;
+    std::int32_t taken = 0;
+    arguments.taken = &taken;
     launch(arguments, wave.blocks);
   }
 }
@@ -168,10 +177,11 @@ constexpr kernels::AttendKernel kBackward[] = {
 }  // namespace
 
 void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, ThreadPool& pool, FunctionRef<void()> progress) {
+  const bool warpgroups = arguments.kernel == TileKernel::wgmma;
   pool.parallel_for(
-      blocks,
+      warpgroups ? residents_of(arguments) : blocks,
       [&](std::int64_t block, int) {
-        if (arguments.kernel == TileKernel::wgmma) {
+        if (warpgroups) {
           return with_warpgroup_policies(arguments.params.shape,
                                          [&](auto policy, auto) { run_warpgroup_attend<decltype(policy)>(arguments, block); });
         }

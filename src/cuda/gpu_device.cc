@@ -74,14 +74,18 @@ void GpuDevice::release_sides() noexcept {
 }
 
 void GpuDevice::name_kernels(std::string_view attend, std::string_view attend_backward) {
-  // wgmma has never run on a GPU: nothing takes it unless it is named.
-  const auto named = [](std::string_view name) { return name == "wgmma" ? TileKernel::wgmma : TileKernel::mma; };
-  attend_ = named(attend);
-  attend_backward_ = named(attend_backward);
-  if ((attend_ == TileKernel::wgmma || attend_backward_ == TileKernel::wgmma) && !runtime_->has_warpgroups()) {
+  const auto is_named = [](std::string_view name) { return name == "wgmma"; };
+  if ((is_named(attend) || is_named(attend_backward)) && !runtime_->has_warpgroups()) {
     throw Unsupported(
         fmt::format("{} has no kernels named 'wgmma': they need compute capability 9.0 and a build for 90a", name()));
   }
+  names_warpgroups_ = {is_named(attend), is_named(attend_backward)};
+  const auto kernel = [&](std::string_view name) {
+    const bool warpgroups = is_named(name) || (name != "mma" && runtime_->prefers_warpgroups());
+    return warpgroups ? TileKernel::wgmma : TileKernel::mma;
+  };
+  attend_ = kernel(attend);
+  attend_backward_ = kernel(attend_backward);
 }
 
 void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward, std::int64_t most_rows) const {
@@ -97,8 +101,8 @@ void GpuDevice::check_supported(const kernels::AttendShape& shape, bool backward
     throw Unsupported(fmt::format("{} has no kernel for head_dim {} and head_dim_v {}: at most 256 each", name(),
                                   shape.head_dim, shape.head_dim_v));
   }
-  const bool warpgroups = attend_ == TileKernel::wgmma || (backward && attend_backward_ == TileKernel::wgmma);
-  if (warpgroups && !warpgroups_support(shape)) {
+  const bool names_warpgroups = names_warpgroups_[0] || (backward && names_warpgroups_[1]);
+  if (names_warpgroups && !warpgroups_support(shape)) {
     throw Unsupported(
         fmt::format("kernels named 'wgmma' are for 16-bit tensors with head_dim at most 128; this is {} with head_dim {} and "
                     "head_dim_v {}",
@@ -237,15 +241,22 @@ void GpuDevice::begin_pass() {
   runtime_->wait(sides_[side_].last_use, [] {});  // of the pass before the last one
 }
 
-template <typename T>
-const T* GpuDevice::send(std::span<const T> values) {
-  const auto bytes = static_cast<std::int64_t>(values.size_bytes());
-  RINGSPAN_CHECK(used_ + bytes <= capacity_);
+// By one copy.
+template <typename... Lists>
+std::tuple<const typename Lists::element_type*...> GpuDevice::send(const Lists&... lists) {
   const Side& side = in_capture_ ? captured_.back() : sides_[side_];
-  std::memcpy(side.host + used_, values.data(), values.size_bytes());
-  runtime_->copy(side.device + used_, side.host + used_, bytes);
-  const auto* sent = reinterpret_cast<const T*>(side.device + used_);
-  used_ = aligned(used_ + bytes);
+  const std::int64_t begin = used_;
+  const auto put = [&](const auto& list) {
+    const auto bytes = static_cast<std::int64_t>(list.size_bytes());
+    RINGSPAN_CHECK(used_ + bytes <= capacity_);
+    std::memcpy(side.host + used_, list.data(), list.size_bytes());
+    const auto* sent = reinterpret_cast<decltype(list.data())>(side.device + used_);
+    used_ = aligned(used_ + bytes);
+    return sent;
+  };
+  const std::tuple<const typename Lists::element_type*...> sent{put(lists)...};
+  // Of few bytes: CUDA sends up to a KiB along with the command, which takes microseconds less.
+  runtime_->copy(side.device + begin, side.host + begin, std::min(used_, capacity_) - begin);
   return sent;
 }
 
@@ -261,11 +272,16 @@ void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params,
   arguments.kernel = kernel;
   set_params(arguments, params);
   if (kernel == TileKernel::wgmma) arguments.maps = tile_maps_of(params.shape, tasks, owner);
-  arguments.tasks = send(std::span<const kernels::AttendTask>(ordered));
-  const Group* groups = send(std::span<const Group>(schedule.groups));
-  for (const Wave& wave : schedule.waves) {
+  const std::vector<std::int32_t> zeros(schedule.waves.size());
+  const auto [tasks_sent, groups, taken] = send(std::span<const kernels::AttendTask>(ordered),
+                                                std::span<const Group>(schedule.groups), std::span<const std::int32_t>(zeros));
+  arguments.tasks = tasks_sent;
+  for (std::size_t index = 0; index < schedule.waves.size(); ++index) {
+    const Wave& wave = schedule.waves[index];
     arguments.groups = groups + wave.first;
     arguments.group_count = wave.count;
+    arguments.blocks = wave.blocks;
+    arguments.taken = const_cast<std::int32_t*>(taken + index);
     launch(arguments, wave.blocks);
   }
 }
@@ -315,8 +331,13 @@ void GpuDevice::rows(const internal::Launch& launch, std::span<const kernels::Ro
     arguments.width = launch.width;
     arguments.value = launch.value;
     arguments.sinks = sinks;
-    arguments.tasks = send(std::span<const kernels::RowTask>(members));
-    arguments.first_blocks = send(std::span<const std::int64_t>(first_blocks));
+    if (members.size() <= RowArguments::kShort) {
+      std::copy(members.begin(), members.end(), arguments.short_tasks);
+      std::copy(first_blocks.begin(), first_blocks.end(), arguments.short_first_blocks);
+    } else {
+      std::tie(arguments.tasks, arguments.first_blocks) =
+          send(std::span<const kernels::RowTask>(members), std::span<const std::int64_t>(first_blocks));
+    }
     arguments.task_count = static_cast<std::int64_t>(members.size());
     runtime_->rows(arguments, blocks);
   }
@@ -324,7 +345,7 @@ void GpuDevice::rows(const internal::Launch& launch, std::span<const kernels::Ro
 
 void GpuDevice::sink_gradient(std::span<const kernels::RowTask> tasks, const float* sinks, double* gradient, int heads) {
   SinkArguments arguments;
-  arguments.tasks = send(tasks);
+  arguments.tasks = std::get<0>(send(tasks));
   arguments.task_count = static_cast<std::int64_t>(tasks.size());
   arguments.sinks = sinks;
   arguments.gradient = gradient;

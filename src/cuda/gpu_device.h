@@ -6,14 +6,17 @@
 // again.
 #pragma once
 
+#include <array>
 #include <map>
 #include <memory>
 #include <string>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 #include "cuda/runtime.h"
 #include "cuda/schedule.h"
+#include "cuda/select.h"
 #include "exec/device.h"
 #include "plan/device_memory.h"
 
@@ -38,6 +41,9 @@ class GpuDevice final : public internal::Device {
   void end_copies() override { runtime_->wait_for_copies(); }
 
   void name_kernels(std::string_view attend, std::string_view attend_backward) override;
+  std::string_view own_kernel(const kernels::AttendShape& shape) const override {
+    return runtime_->prefers_warpgroups() && tile_kernel(TileKernel::wgmma, shape) == TileKernel::wgmma ? "wgmma" : "mma";
+  }
   void check_supported(const kernels::AttendShape& shape, bool backward, std::int64_t most_rows) const override;
   void reserve(std::int64_t task_list_bytes) override;
   void begin_pass() override;
@@ -66,8 +72,8 @@ class GpuDevice final : public internal::Device {
     Event last_use = 0;
   };
 
-  template <typename T>
-  const T* send(std::span<const T> values);
+  template <typename... Lists>
+  std::tuple<const typename Lists::element_type*...> send(const Lists&... lists);
   void for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                  FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
   FusedAttention& fused(std::string_view library);
@@ -77,7 +83,8 @@ class GpuDevice final : public internal::Device {
   void release_sides() noexcept;
 
   std::unique_ptr<Runtime> runtime_;
-  TileKernel attend_ = TileKernel::mma, attend_backward_ = TileKernel::mma;  // what is named
+  TileKernel attend_ = TileKernel::mma, attend_backward_ = TileKernel::mma;  // of shapes that it has, others go to mma
+  std::array<bool, 2> names_warpgroups_{};                                   // forward, backward
   Side sides_[internal::kTaskListBlocks];
   int side_ = 0;
   std::vector<Side> captured_;

@@ -56,7 +56,8 @@ class GradientBlock {
       clear();
       for (const Task* task = begin; task != begin + group.task_count; ++task) take_in(*task);
     } while (!is_careful_ && (is_careful_ = has_non_finite()));
-    put_gradients<P, kGradient>(m_, work_, arguments_, M::hidden(static_cast<int>(block)), first_, second_, seen_, x1_tile_);
+    put_gradients<P, kGradient>(m_, work_, arguments_, M::hidden(static_cast<int>(block)), 1.0F, first_, second_, seen_,
+                                x1_tile_);
   }
 
  private:

@@ -8,22 +8,39 @@
 namespace ringspan::cuda {
 
 // factor x the sums of a block's rows, added to rows first .. first + count - 1; a row that has not seen a pair keeps its bits.
+// Several reads are under way at a time: a compiler does not move one before a write that might be to the same place.
 template <typename P, typename M>
 RINGSPAN_DEVICE void add_rows(M& m, RowsView<float> rows, std::int64_t first, int count, int width, float factor,
                               typename M::template Registers<float, P::kDim / 2>& sums,
                               typename M::template Registers<int, 2>& seen) {
+  constexpr int kTogether = 8;  // runs of 8 columns, of which a thread has two
+  const bool pairs = are_pairs(rows) && width == P::kDim;
   m.each([&](int thread) {
     const Lane lane = lane_of(thread);
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
       const int row = lane.row + half * 8;
       if (row >= count || seen[thread][half] == 0) continue;
+      float* const to = rows.row(first + row) + lane.column;
       RINGSPAN_UNROLL
-      for (int j = 0; j < P::kDim / 8; ++j) {
+      for (int begin = 0; begin < P::kDim / 8; begin += kTogether) {
+        FloatPair before[kTogether];
         RINGSPAN_UNROLL
-        for (int e = 0; e < 2; ++e) {
-          const int column = j * 8 + lane.column + e;
-          if (column < width) rows.row(first + row)[column] += factor * sums[thread][j * 4 + half * 2 + e];
+        for (int i = 0; i < kTogether; ++i) {
+          const int column = (begin + i) * 8;
+          before[i] =
+              pairs ? *reinterpret_cast<const FloatPair*>(to + column) : load_pair(to + column, width - lane.column - column);
+        }
+        RINGSPAN_UNROLL
+        for (int i = 0; i < kTogether; ++i) {
+          const int column = (begin + i) * 8;
+          const float* const sum = sums[thread] + (begin + i) * 4 + half * 2;
+          const FloatPair now{before[i].low + factor * sum[0], before[i].high + factor * sum[1]};
+          if (pairs) {
+            *reinterpret_cast<FloatPair*>(to + column) = now;
+          } else {
+            store_pair(to + column, width - lane.column - column, now);
+          }
         }
       }
     }
@@ -53,11 +70,12 @@ RINGSPAN_DEVICE void put_rows(M& m, const Operand& operand, bool writes, std::in
   }
 }
 
-// The sums of a block, of ds y1 (`first`) and p y2 (`second`), to dq, to dk and dv, or to one of these, as kGradient says.
+// The sums of a block, of ds y1 (`first`) and p y2 (`second`, to be multiplied by dv_factor), to dq, to dk and dv, or to one of
+// these, as kGradient says.
 // Finds the block's work once more: what is needed only here would be in registers all the time. `tile` as in store_rows.h.
 template <typename P, Gradient kGradient, typename M, typename Work>
 RINGSPAN_DEVICE void put_gradients(M& m, const Work& work, const AttendArguments& arguments, std::int64_t block,
-                                   typename M::template Registers<float, P::kDim / 2>& first,
+                                   float dv_factor, typename M::template Registers<float, P::kDim / 2>& first,
                                    typename M::template Registers<float, P::kDim / 2>& second,
                                    typename M::template Registers<int, 2>& seen, typename P::Element* tile) {
   const Group& group = Work::group_of(arguments, block);
@@ -74,7 +92,7 @@ RINGSPAN_DEVICE void put_gradients(M& m, const Work& work, const AttendArguments
     if constexpr (kGradient != Gradient::dv) {
       put(task.dk, task.writes_dk_dv, kv, shape.head_dim, arguments.params.scale, first);
     }
-    if constexpr (kGradient != Gradient::dk) put(task.dv, task.writes_dk_dv, kv, shape.head_dim_v, 1.0F, second);
+    if constexpr (kGradient != Gradient::dk) put(task.dv, task.writes_dk_dv, kv, shape.head_dim_v, dv_factor, second);
   }
 }
 

@@ -52,8 +52,8 @@ class GradientWarpgroupBlock {
     m_.begin_turns();
     for (const Task* task = begin; task != begin + group.task_count; ++task) take_in(*task);
     m_.end_turns();
-    put_gradients<P, kGradient>(m_, work_, arguments_, M::hidden(static_cast<int>(block)), first_, second_, seen_,
-                                reinterpret_cast<Element*>(tiles_.begin));
+    put_gradients<P, kGradient>(m_, work_, arguments_, M::hidden(static_cast<int>(block)), params_.output_scale, first_,
+                                second_, seen_, reinterpret_cast<Element*>(tiles_.begin));
   }
 
  private:
@@ -111,7 +111,7 @@ class GradientWarpgroupBlock {
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
         const bool valid = row < work_.rows;
-        row_lse_[thread][half] = valid ? *lse.row(work_.first_row + row) : kMinusInfinity;
+        row_lse_[thread][half] = valid ? in_powers_of_2(*lse.row(work_.first_row + row)) : kMinusInfinity;
         row_delta_[thread][half] = valid ? *delta.row(work_.first_row + row) : 0.0F;
         if (valid && row_lse_[thread][half] == kMinusInfinity) flags_[thread][0] = 1;
       }
@@ -236,7 +236,8 @@ class GradientWarpgroupBlock {
     }
   }
 
-  // p_ = c drop p and ds_ = p (c drop dp - delta) ds/d(scale q k), 0 where a pair is masked; p_ is -0 where it is dropped.
+  // p_ = drop p and ds_ = p (c drop dp - delta) ds/d(scale q k), 0 where a pair is masked; p_ is -0 where it is dropped. c, the
+  // scale of the output, comes to dv at its end. lse is in powers of 2.
   template <bool kMasked, bool kCaps>
   RINGSPAN_DEVICE void weigh_thread(const Task& task, const Walk& walk, int tile, int buffer, int thread) {
     const Lane lane = lane_of(thread);
@@ -247,6 +248,7 @@ class GradientWarpgroupBlock {
       alibi =
           alibi_rows<kOwnsQueries>(params_, task, work_.first_row, walk.first(tile), work_.batch, query_head(task, walk), lane);
     }
+    [[maybe_unused]] const float scale = params_.scale * kLog2E;
     RINGSPAN_UNROLL
     for (int j = 0; j < P::kCols / 8; ++j) {
       const int first =
@@ -259,18 +261,22 @@ class GradientWarpgroupBlock {
           const float lse = kOwnsQueries ? row_lse_[thread][half] : tiles_.lse(buffer)[first + e];
           const float delta = kOwnsQueries ? row_delta_[thread][half] : tiles_.delta(buffer)[first + e];
           const float t = kCaps ? tanh_by_parts<P, M>(p_[thread][index] * arguments_.softcap_scale) : 0.0F;
-          float score = kCaps ? params_.softcap * t : params_.scale * p_[thread][index];
-          if constexpr (P::kOptions) score -= alibi(half, j * 8 + e);
-          const float exponent = score - lse;
-          const float p = exponent > 0.0F ? 1.0F : M::template exp<P::kType>(exponent);  // NaN stays NaN
-          float weight = params_.output_scale * p;
-          float dp = params_.output_scale * ds_[thread][index];
+          float exponent;
+          if constexpr (P::kOptions) {
+            const float score = (kCaps ? params_.softcap * t : params_.scale * p_[thread][index]) - alibi(half, j * 8 + e);
+            exponent = fmaf(score, kLog2E, -lse);
+          } else {
+            exponent = fmaf(p_[thread][index], scale, -lse);
+          }
+          const float p = M::template exp2<P::kType>(M::min_or_nan(exponent, 0.0F));
+          float weight = p;
+          float dp = ds_[thread][index];
           if constexpr (P::kOptions) {
             const bool dropped = is_set(dropped_[thread], index);
             weight = dropped ? -0.0F : weight * arguments_.keep;
             dp = dropped ? 0.0F : dp * arguments_.keep;
           }
-          float ds = p * (dp - delta);
+          float ds = p * fmaf(dp, params_.output_scale, -delta);
           if constexpr (kCaps) ds *= 1.0F - t * t;
           const bool sees = !kMasked || visible.sees(half, first + e);
           p_[thread][index] = sees ? weight : 0.0F;

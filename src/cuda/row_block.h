@@ -37,13 +37,13 @@ class RowBlock {
     std::int64_t high = arguments_.task_count - 1;
     while (low < high) {
       const std::int64_t middle = (low + high + 1) / 2;
-      const bool at_or_after = arguments_.first_blocks[middle] <= block;
+      const bool at_or_after = arguments_.first_block(middle) <= block;
       low = at_or_after ? middle : low;
       high = at_or_after ? high : middle - 1;
     }
-    task_ = &arguments_.tasks[low];
+    task_ = &arguments_.task(low);
     lanes_ = row_lanes(arguments_.width);
-    const std::int64_t first = (block - arguments_.first_blocks[low]) * rows_per_block(arguments_.width);
+    const std::int64_t first = (block - arguments_.first_block(low)) * rows_per_block(arguments_.width);
     for (int step = 0; step < kRowSteps; ++step) {
       first_row_ = first + static_cast<std::int64_t>(step) * (kRowThreads / lanes_);
       run_rows();

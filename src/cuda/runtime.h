@@ -43,6 +43,7 @@ class Runtime {
   virtual int shared_bytes_per_block() const = 0;
   // Whether TileKernel::wgmma can run.
   virtual bool has_warpgroups() const = 0;
+  virtual bool prefers_warpgroups() const = 0;  // where no kernel is named
 
   // Whether what is enqueued is written down for a CUDA graph instead of run: nothing may be waited for or recorded then.
   virtual bool is_capturing() = 0;

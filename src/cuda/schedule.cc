@@ -149,6 +149,22 @@ void check_order(const Members& a, const Members& b, const Cell& shared) {
   RINGSPAN_CHECK(later.finish && !earlier.finish);
 }
 
+// How many of a group's columns run side by side: as many as read 64 Ki rows of the other side, some 32 MB of keys and values
+// with 128 elements of 16 bits, which the caches of large GPUs hold; in even shares.
+std::int64_t columns_together(const Members& group, std::span<const AttendTask> tasks, Owner owner, int heads_per_kv_head,
+                              std::int64_t columns) {
+  constexpr std::int64_t kRows = std::int64_t{1} << 16;
+  std::int64_t rows = 0;
+  for (const std::int64_t index : group.tasks) {
+    const AttendTask& task = tasks[static_cast<std::size_t>(index)];
+    rows += owner == Owner::key_gradients ? task.q_count * heads_per_kv_head : task.k_count;
+  }
+  const std::int64_t readers = owner == Owner::key_gradients ? 1 : heads_per_kv_head;
+  const std::int64_t most = std::max<std::int64_t>(kRows / std::max<std::int64_t>(rows, 1), 1) * readers;
+  const std::int64_t shares = (columns + most - 1) / most;
+  return (columns + shares - 1) / shares;
+}
+
 struct Hull {
   std::int64_t owner, begin, end;
 };
@@ -185,15 +201,19 @@ Schedule schedule_attend(std::span<const AttendTask> tasks, Owner owner, int gro
     const auto wave = static_cast<std::size_t>(waves[index]);
     if (wave == schedule.waves.size()) schedule.waves.push_back({static_cast<std::int64_t>(schedule.groups.size()), 0, 0});
     Wave& current = schedule.waves[wave];
-    const auto& [head, members, finish] = groups[index];
+    const Members& members = groups[index];
+    const AttendTask& head = members.head;
     Group result;
     result.first_block = current.blocks;
-    result.tiles = (rows_of(head, owner).count + tile_rows - 1) / tile_rows;
-    result.heads = heads_of(head, owner, group).count;
+    result.tiles = static_cast<std::int32_t>((rows_of(head, owner).count + tile_rows - 1) / tile_rows);
+    result.heads = static_cast<std::int32_t>(heads_of(head, owner, group).count);
     result.first_task = static_cast<std::int64_t>(schedule.order.size());
-    result.task_count = static_cast<std::int64_t>(members.size());
-    schedule.order.insert(schedule.order.end(), members.begin(), members.end());
-    current.blocks += result.tiles * result.heads * head.batch_count;
+    result.task_count = static_cast<std::int32_t>(members.tasks.size());
+    const std::int64_t columns = result.heads * head.batch_count;
+    result.columns = static_cast<std::int32_t>(columns);
+    result.together = static_cast<std::int32_t>(columns_together(members, tasks, owner, group, columns));
+    schedule.order.insert(schedule.order.end(), members.tasks.begin(), members.tasks.end());
+    current.blocks += result.tiles * columns;
     ++current.count;
     schedule.groups.push_back(result);
   }

@@ -6,6 +6,8 @@
 #include <set>
 #include <tuple>
 
+#include "cuda/block_parts.h"
+
 namespace ringspan::cuda {
 namespace {
 
@@ -136,6 +138,34 @@ TEST(Schedule, RandomListsKeepTheirOrder) {
         }
       }
     }
+  }
+}
+
+// Every tile of every column has its block, and of columns that run together the tile with most work comes first.
+TEST(Schedule, BlocksOfHeavyTilesComeFirst) {
+  AttendTask task;
+  task.batch_count = 2, task.head_count = 6, task.head_step = 1;
+  task.q_count = 1000, task.k_count = 20'000, task.q_step = task.k_step = 1;
+  task.lo = -30'000, task.hi = 30'000;
+  for (const auto& [owner, group, together] :
+       {std::tuple{Owner::state, 1, 3}, std::tuple{Owner::state, 2, 6}, std::tuple{Owner::key_gradients, 2, 6}}) {
+    const Schedule schedule = schedule_attend({&task, 1}, owner, group, 128);
+    ASSERT_EQ(schedule.groups.size(), 1U);
+    const Group& only = schedule.groups[0];
+    EXPECT_EQ(only.together, together);
+    AttendArguments arguments;
+    arguments.groups = &only, arguments.group_count = 1;
+    std::set<std::tuple<std::int64_t, std::int64_t, std::int64_t>> found;
+    std::int64_t tile = 0, share = 0;
+    for (std::int64_t block = 0; block < schedule.waves[0].blocks; ++block) {
+      const BlockWork work = find_work(arguments, block);
+      ASSERT_TRUE(found.insert({work.tile, work.head, work.batch}).second);
+      const std::int64_t now = (work.batch * only.heads + work.head) / together;
+      ASSERT_TRUE(now > share || (now == share && work.tile >= tile)) << block;
+      tile = work.tile, share = now;
+    }
+    EXPECT_EQ(static_cast<std::int64_t>(found.size()), only.tiles * only.heads * 2);
+    EXPECT_EQ(std::get<0>(*found.rbegin()), only.tiles - 1);
   }
 }
 

@@ -59,7 +59,7 @@ inline void set_params(AttendArguments& arguments, const kernels::AttendParams& 
   if (params.shape.softcap) arguments.softcap_scale = params.scale / params.softcap;
   const bool options = params.shape.softcap || params.shape.alibi || params.shape.dropout;
   if (!options && params.scale > 0x1p-40F && params.scale <= 1.0F) arguments.score_unit = params.scale;
-  arguments.exponent_unit = arguments.score_unit * 1.44269504F;  // log2(e)
+  arguments.exponent_unit = arguments.score_unit * kLog2E;
 }
 
 // What the host has to know of the policies: rows of a block, its shared memory in bytes, whether dk and dv come from one pass.

@@ -22,7 +22,8 @@ struct StateRows {
     const bool has_state = task.m.data != nullptr;
     const auto m_rows = view_of<const float>(task.m, batch, head);
     const auto l_rows = view_of<const float>(task.l, batch, head);
-    const auto acc_rows = view_of<const float>(task.acc, batch, head);
+    const auto acc_rows = view_of<float>(task.acc, batch, head);
+    const bool pairs = are_pairs(acc_rows) && width == P::kDim;
     m.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));
       RINGSPAN_UNROLL
@@ -35,11 +36,11 @@ struct StateRows {
         sum[thread][half] = holds && lane.column == 0 ? *l_rows.row(first + row) : 0.0F;  // the others hold later parts
         RINGSPAN_UNROLL
         for (int j = 0; j < P::kDim / 8; ++j) {
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            const int column = j * 8 + lane.column + e;
-            acc[thread][j * 4 + half * 2 + e] = holds && column < width ? acc_rows.row(first + row)[column] : 0.0F;
-          }
+          const float* const from = acc_rows.row(first + row) + j * 8 + lane.column;
+          FloatPair pair{};
+          if (holds) pair = pairs ? *reinterpret_cast<const FloatPair*>(from) : load_pair(from, width - j * 8 - lane.column);
+          acc[thread][j * 4 + half * 2] = pair.low;
+          acc[thread][j * 4 + half * 2 + 1] = pair.high;
         }
       }
     });

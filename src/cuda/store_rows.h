@@ -1,20 +1,17 @@
-// Rows of accumulator fragments to memory: of a state, of results, of gradients.
+// Rows of accumulator fragments to memory: of a state, of results, of gradients. A thread has two neighbouring columns of each
+// run of eight.
 #pragma once
 
 #include "cuda/block_parts.h"
 
 namespace ringspan::cuda {
 
-struct alignas(8) FloatPair {
-  float low, high;
-};
-
 // Rows first .. first + rows - 1, or (kSeen) those of them that were seen; a quad writes 32 bytes side by side.
 template <typename P, bool kSeen = true, typename M>
 RINGSPAN_DEVICE void store_floats(M& m, typename M::template Registers<float, P::kDim / 2>& values,
                                   typename M::template Registers<int, 2>& seen, RowsView<float> to, std::int64_t first,
                                   int rows, int width) {
-  const bool pairs = reinterpret_cast<std::uintptr_t>(to.data) % 8 == 0 && to.stride % 2 == 0;
+  const bool pairs = are_pairs(to);
   m.each([&](int thread) {
     const Lane lane = lane_of(M::hidden(thread));
     RINGSPAN_UNROLL
@@ -30,8 +27,7 @@ RINGSPAN_DEVICE void store_floats(M& m, typename M::template Registers<float, P:
         if (pairs && column + 1 < width) {
           *reinterpret_cast<FloatPair*>(out + column) = {low, high};
         } else {
-          if (column < width) out[column] = low;
-          if (column + 1 < width) out[column + 1] = high;
+          store_pair(out + column, width - column, {low, high});
         }
       }
     }

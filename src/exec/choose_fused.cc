@@ -145,7 +145,13 @@ class Chooser {
 }  // namespace
 
 PlanData choose_fused(const PlanData& data, Device& device, bool deterministic, std::int64_t arena_bytes) {
-  return Chooser(data, device, deterministic, arena_bytes).choose();
+  PlanData chosen = Chooser(data, device, deterministic, arena_bytes).choose();
+  const std::string_view own = device.own_kernel(attend_params(chosen).shape);
+  for (KernelChoice* choice : {&chosen.attend, &chosen.attend_backward}) {
+    constexpr std::string_view kAny = "_cuda";  // as planned, whatever the device has
+    if (choice->name.ends_with(kAny)) choice->name.replace(choice->name.size() - kAny.size() + 1, kAny.size() - 1, own);
+  }
+  return chosen;
 }
 
 kernels::AttendParams attend_params(const PlanData& plan) {

@@ -67,6 +67,8 @@ class Device {
   // PlanOptions::attend_kernel and attend_backward_kernel: "mma" or "wgmma" name the device's own kernels, other names leave
   // the choice to it. Throws Unsupported where the device has no such kernel.
   virtual void name_kernels(std::string_view attend, std::string_view attend_backward) = 0;
+  // Which of them computes a shape that has no name, or "own".
+  virtual std::string_view own_kernel(const kernels::AttendShape& shape) const = 0;
   // Throws Unsupported unless attend and, with `backward`, attend_backward can do the shape, in tasks of so many queries or
   // keys.
   virtual void check_supported(const kernels::AttendShape& shape, bool backward, std::int64_t most_rows) const = 0;

@@ -102,7 +102,7 @@ RankOverhead own_overhead(const Problem& problem, const PlanOptions& options) {
     if (options.backward) own.backward_scratch = kernel_scratch_bytes(problem, options, Pass::backward);
     own.task_lists = options.device != DeviceKind::cpu;
     own.keys_without_state = keys_without_state(problem, options);
-    own.gradient_sums = options.backward && !writes_gradients(options);
+    own.gradient_sums = !writes_gradients(options);
     return own;
   } catch (const Error&) {
     return {};

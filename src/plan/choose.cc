@@ -8,6 +8,7 @@
 #include "pattern/validate.h"
 #include "plan/capability.h"
 #include "plan/cost.h"
+#include "plan/kernel_choice.h"
 #include "plan/load.h"
 #include "plan/strategy.h"
 #include "ringspan/error.h"
@@ -20,6 +21,7 @@ constexpr std::size_t kFewRanks = 8;             // ... of more at least so many
 constexpr std::int64_t kEnoughEffort = 200'000;  // ... and as many others as this allows
 constexpr std::int64_t kAutoBuckets = 32;        // a chunk travels in about this many buckets ...
 constexpr std::int64_t kAutoBucketRows = 256;    // ... of at least this many rows, twice as many of 16 bits, unless measured
+constexpr std::int64_t kAutoBucketRowsOnDevice = 8192;  // ... there: between two buckets the host waits, for some 0.1 ms
 constexpr std::int64_t kSmallestBucketRows = 16;
 constexpr std::int64_t kAutoPieceRows = 16'384;  // from the host: more than hide their copies, see docs/cuda.md ...
 constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this, over the root of the ranks
@@ -39,7 +41,9 @@ void resolve_bucket(Setting& setting) {
     return;
   }
   const std::int64_t share = (rows + kAutoBuckets - 1) / kAutoBuckets, measured = setting.options.tuned.bucket_rows;
-  const std::int64_t least = measured > 0 ? measured : kAutoBucketRows * 4 / size_of(setting.problem->dtype);
+  const bool on_devices = writes_gradients(setting.options);  // all ranks, as agreed
+  const std::int64_t standard = on_devices ? kAutoBucketRowsOnDevice : kAutoBucketRows * 4 / size_of(setting.problem->dtype);
+  const std::int64_t least = measured > 0 ? measured : standard;
   setting.bucket_source = measured > 0 && measured >= share ? SizeSource::tuned : SizeSource::standard;
   setting.bucket_rows = std::min(rows, std::max(least, share));
 }

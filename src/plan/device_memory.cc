@@ -10,12 +10,13 @@
 
 namespace ringspan::internal {
 
-// attend_backward sends its tasks up to three times. A launch is cut into waves of at least one task, each with two lists.
+// attend_backward sends its tasks up to three times, in lists of tasks, groups and counters, one of these per wave. A launch is
+// cut into waves of at least one task.
 std::int64_t task_list_bytes(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) {
-  const auto task_bytes = static_cast<std::int64_t>(sizeof(kernels::AttendTask)) + kTaskGroupBytes;
+  const auto task_bytes = static_cast<std::int64_t>(sizeof(kernels::AttendTask) + sizeof(std::int32_t)) + kTaskGroupBytes;
   const auto row_bytes = static_cast<std::int64_t>(sizeof(kernels::RowTask) + sizeof(std::int64_t));
   const std::int64_t waves = row_tasks + 3 * attend_tasks + launches;
-  return row_tasks * row_bytes + 3 * attend_tasks * task_bytes + 2 * waves * kTaskListAlignment;
+  return row_tasks * row_bytes + 3 * attend_tasks * task_bytes + 3 * waves * kTaskListAlignment;
 }
 
 std::int64_t task_list_bytes(const PlanData& data) {

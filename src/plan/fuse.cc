@@ -230,6 +230,8 @@ std::string fused_problem_refusal(const PlanData& data) {
   const Problem& p = data.problem;
   if (p.dtype == DType::float32) return "it is for 16-bit tensors";
   if (p.softcap != 0.0F) return "fused calls have no softcap";
+  // They take a row's maximum before they scale: with a negative scale that is its minimum, and weights overflow.
+  if (p.effective_scale() < 0.0F) return "fused calls have no negative scale";
   if (p.alibi) return "fused calls have no ALiBi";
   if (p.dropout != 0.0F) return "dropout of a library has another generator";
   if (data.options.host_tensors) return "tensors stream from the host and are merged piece by piece";

@@ -125,6 +125,7 @@ TEST(Fuse, EveryRefusalIsSaid) {
   const auto with = [](auto change) { return refusal_of("causal", Pass::forward, change); };
   EXPECT_THAT(with([](Problem& p, PlanOptions&) { p.dtype = DType::float32; }), HasSubstr("16-bit"));
   EXPECT_THAT(with([](Problem& p, PlanOptions&) { p.softcap = 5.0F; }), HasSubstr("softcap"));
+  EXPECT_THAT(with([](Problem& p, PlanOptions&) { p.scale = -0.25F; }), HasSubstr("negative scale"));
   EXPECT_THAT(with([](Problem& p, PlanOptions&) { p.alibi = true; }), HasSubstr("ALiBi"));
   EXPECT_THAT(with([](Problem& p, PlanOptions&) { p.sinks = true; }), HasSubstr("sinks"));
   EXPECT_THAT(with([](Problem& p, PlanOptions&) { p.dropout = 0.1F; }), HasSubstr("dropout"));

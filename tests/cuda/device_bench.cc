@@ -3,11 +3,12 @@
 // Ranks are threads; TRANSPORT is what moves their messages: host (through pinned memory, the default), peer (copies from
 // device to device) or nccl (every rank a GPU of its own); or stream: ranks whose tensors lie on their hosts. KERNEL names the
 // tile kernel of both passes: own (the default), mma, wgmma, or cudnn, with deterministic = false. Seconds are the
-// median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end. TFLOP/s count 4 n m
-// h d per visible pair forward and 10 backward.
+// median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end on all ranks.
+// TFLOP/s count 4 n m h d per visible pair forward and 10 backward.
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <barrier>
 #include <chrono>
 #include <cmath>
 #include <cstdlib>
@@ -27,6 +28,8 @@ namespace ringspan::testing {
 namespace {
 
 struct Times {
+  explicit Times(int ranks) : passes(ranks) {}
+  std::barrier<> passes;  // all ranks begin one together, and it ends when the last of them is done
   std::vector<double> forward, backward;
   std::string kernels[2];
 };
@@ -100,12 +103,15 @@ void run_rank(const std::string& device, const Problem& problem, const PlanOptio
   b.d_out = buffers.make(Kind::d_out, true);
   b.dq = buffers.make(Kind::dq, false), b.dk = buffers.make(Kind::dk, false), b.dv = buffers.make(Kind::dv, false);
   for (int index = -2; index < repeats; ++index) {
+    times->passes.arrive_and_wait();
     const auto begin = std::chrono::steady_clock::now();
     attention.forward(f);
     attention.wait();
+    times->passes.arrive_and_wait();
     const auto middle = std::chrono::steady_clock::now();
     attention.backward(b);
     attention.wait();
+    times->passes.arrive_and_wait();
     const auto end = std::chrono::steady_clock::now();
     if (index < 0 || communicator.rank() != 0) continue;
     times->forward.push_back(std::chrono::duration<double>(middle - begin).count());
@@ -143,7 +149,7 @@ int bench(int argc, char** argv) {
   options.keep_o_float32 = !options.host_tensors;
   options.attend_kernel = options.attend_backward_kernel = kernel;
   const int repeats = std::max(1, std::atoi(argv[11]));
-  Times times;
+  Times times(p.ranks);
   std::vector<std::string> devices;
   for (int rank = 0; rank < p.ranks; ++rank) devices.push_back(device_of(argv[1], rank));
   run_thread_ranks(transport == "peer" ? make_thread_world(devices) : make_thread_world(p.ranks),

@@ -153,6 +153,20 @@ TEST(Device, WarpgroupKernelsByName) {
   }
 }
 
+// More blocks than a device runs at a time, with results and with states that are merged: its residents take one after the
+// other.
+TEST(Device, MoreBlocksThanResidents) {
+  const bool emulated = test_device() == "cuda-emulated";
+  for (const char* pattern : {"causal", "dilated:128x1,512x3"}) {
+    Case test = make_case(pattern, Strategy::local, 1, emulated ? 520 : 2048);
+    test.problem.dtype = DType::bfloat16;
+    test.problem.heads = emulated ? 2 : 20;
+    test.problem.kv_heads = emulated ? 1 : 10;
+    test.options.attend_kernel = "wgmma";
+    EXPECT_EQ(judge_on_device(test), "") << pattern;
+  }
+}
+
 TEST(Device, WarpgroupKernelsAreRefusedByName) {
   const auto refusal = [](const auto& change) -> std::string {
     Case test = make_case("full", Strategy::exchange, 2);

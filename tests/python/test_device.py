@@ -349,6 +349,7 @@ def cuda(monkeypatch):
     state.streams = [_Stream(handle, state.log) for handle in (0, 17)]
     state.current = state.streams[0]
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: state.current)
+    monkeypatch.setattr(_device, "current_handle", lambda device: state.current.cuda_stream)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: state.capturing)
     state.place = _device.Place(torch.device("cuda", 1), "")
     return state
@@ -437,7 +438,7 @@ def test_a_library_can_be_named():
     rt.attention(*tensors, kernel="cudnn", device=DEVICE).square().sum().backward()
     assert [kernel for kernel, _ in rt.kernels().values()] == ["attend_cudnn_emulated", "attend_backward_cudnn_emulated"]
     rt.attention(*tensors, kernel="own", deterministic=False, device=DEVICE)
-    assert rt.kernels()["forward"] == ("attend_cuda", "no fused attention of a library: attend_kernel is 'own'")
+    assert rt.kernels()["forward"] == ("attend_mma", "no fused attention of a library: attend_kernel is 'own'")
 
 
 @pytest.mark.skipif(not EMULATED, reason="a deterministic backward pass may need much memory")
