@@ -3,7 +3,7 @@
 import difflib
 import functools
 import inspect
-from typing import TYPE_CHECKING, Literal, overload
+from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
 import torch
 
@@ -13,7 +13,7 @@ from .._pattern import causal_flag, text_of, window_pair
 from .._sharding import Sharding, both_sides, canonical
 from ..errors import InvalidArgument, UnknownArgument, Unsupported
 from . import _device, _execute, _group, _ops, _transport
-from ._call import DTYPES
+from ._call import DTYPES, Known
 from ._spec import decode, encode
 
 if TYPE_CHECKING:
@@ -82,34 +82,51 @@ def _check_kind(name, t):
         raise Unsupported(f"{name} {'is nested' if t.is_nested else f'has layout {t.layout}'}; dense tensors are supported, packed documents by cu_seqlens=")
 
 
-def _check_tensors(q, k, v, layout):
-    if layout not in LAYOUTS:
-        raise InvalidArgument(f"layout ({layout!r}) must be one of {', '.join(LAYOUTS)}")
+class _Seen(NamedTuple):
+    """What checks ask of an ordinary tensor."""
+
+    shape: torch.Size
+    dtype: torch.dtype
+    device: torch.device
+
+
+def _check_kinds(q, k, v):
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
             raise InvalidArgument(f"{name} ({type(t).__name__}) must be a torch.Tensor; for NumPy arrays use ringspan.attention")
         if not torch.compiler.is_compiling():
             _check_kind(name, t)
-        if t.dim() != len(layout):
-            raise InvalidArgument(f"{name} has {t.dim()} dimensions; layout '{layout}' needs {len(layout)}")
+
+
+def _check_tensors(q, k, v, layout):
+    if layout not in LAYOUTS:
+        raise InvalidArgument(f"layout ({layout!r}) must be one of {', '.join(LAYOUTS)}")
+    for name, t in (("q", q), ("k", k), ("v", v)):
+        if len(t.shape) != len(layout):
+            raise InvalidArgument(f"{name} has {len(t.shape)} dimensions; layout '{layout}' needs {len(layout)}")
         if t.dtype not in DTYPES:
             raise Unsupported(f"{name}.dtype ({t.dtype}) is not supported; float32, bfloat16 and float16 are")
         if t.dtype != q.dtype:
             raise InvalidArgument(f"{name}.dtype ({t.dtype}) must equal q.dtype ({q.dtype})")
 
 
+def _sizes(t, layout):
+    """(batch, tokens, heads, head_dim)"""
+    return (t.shape[0], t.shape[2], t.shape[1], t.shape[3]) if layout == "bhsd" else (1, *t.shape) if layout == "thd" else tuple(t.shape)
+
+
 def _check_shapes(q, k, v):  # (batch, tokens, heads, head_dim)
     for name, t in (("k", k), ("v", v)):
-        if t.shape[0] != q.shape[0]:
-            raise InvalidArgument(f"{name}.batch ({t.shape[0]}) must equal q.batch ({q.shape[0]})")
-    if k.shape[3] != q.shape[3]:
-        raise InvalidArgument(f"k.head_dim ({k.shape[3]}) must equal q.head_dim ({q.shape[3]})")
-    if v.shape[1] != k.shape[1]:
-        raise InvalidArgument(f"v.tokens ({v.shape[1]}) must equal k.tokens ({k.shape[1]})")
-    if v.shape[2] != k.shape[2]:
-        raise InvalidArgument(f"v.heads ({v.shape[2]}) must equal k.heads ({k.shape[2]})")
-    if k.shape[2] == 0 or q.shape[2] % k.shape[2] != 0:
-        raise InvalidArgument(f"q.heads ({q.shape[2]}) must be a multiple of k.heads ({k.shape[2]}); is the layout right?")
+        if t[0] != q[0]:
+            raise InvalidArgument(f"{name}.batch ({t[0]}) must equal q.batch ({q[0]})")
+    if k[3] != q[3]:
+        raise InvalidArgument(f"k.head_dim ({k[3]}) must equal q.head_dim ({q[3]})")
+    if v[1] != k[1]:
+        raise InvalidArgument(f"v.tokens ({v[1]}) must equal k.tokens ({k[1]})")
+    if v[2] != k[2]:
+        raise InvalidArgument(f"v.heads ({v[2]}) must equal k.heads ({k[2]})")
+    if k[2] == 0 or q[2] % k[2] != 0:
+        raise InvalidArgument(f"q.heads ({q[2]}) must be a multiple of k.heads ({k[2]}); is the layout right?")
 
 
 def _float_vector(values, name, shapes):
@@ -149,11 +166,11 @@ def _seed(dropout_p, dropout_seed):
     return torch.tensor([dropout_seed if dropout_seed < 2**63 else dropout_seed - 2**64], dtype=torch.int64, device="cpu")
 
 
-def _check_alone(strategy, queries, keys, sharding_k, replicated_q):
+def _check_alone(strategy, sides, sharding_k, replicated_q):
     """Without group and ranks nothing is dealt: what says otherwise is mostly a forgotten group, where each rank would attend to its
     own shard only."""
     wanted = "give group= (processes), or ranks= (simulated in this process); without them this process computes alone"
-    for (dealt, tokens), name in ((queries, "q"), (keys, "k")):
+    for dealt, tokens, name in sides:
         if dealt.mismatch(tokens, 1):
             raise InvalidArgument(f"{dealt.mismatch(tokens, 1)}, but {name} has {tokens} tokens on one: {wanted}")
     for name, value in (("replicated_q", replicated_q or None), ("sharding_k", sharding_k)):
@@ -272,6 +289,7 @@ def attention(
     The gradient of sinks on each rank of a group is its share: shares add up to the gradient, as those of weights do.
     """
     name = ""
+    ordinary = q is not None and k is not None and v is not None and _ops.are_ordinary(q, k, v)
     if group is not None:
         if ranks is not None:
             raise InvalidArgument("give group (processes) or ranks (simulated in this process), not both")
@@ -282,19 +300,19 @@ def attention(
             refuse_unknown(unknown)
         if partials not in ("float32", "storage"):
             raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
-        inputs, text = _prepare(
+        inputs, spec = _prepare(
             q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
             lengths_k=lengths_k, starts_k=starts_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
             dropout_p=dropout_p, dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, sharding_k=sharding_k, replicated_q=replicated_q,
             strategy=strategy, layout=layout,
             deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
-            device=device, host_tensors=host_tensors, deterministic=deterministic, partials=partials,
+            device=device, host_tensors=host_tensors, deterministic=deterministic, partials=partials, ordinary=ordinary,
         )  # fmt: skip
     except Exception as error:
         if name and not torch.compiler.is_compiling():
             _group.refuse(name, error)  # the others raise it too
         raise
-    o, lse, _, _ = _ops.attention_forward(*inputs, text, name)
+    o, lse = _ops.attend(*inputs, spec, name)
     if layout == "bhsd":
         o = o.transpose(1, 2)
     elif layout == "thd":
@@ -305,10 +323,10 @@ def attention(
 def _prepare(
     q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
     dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
-    starts_k=None, sharding_k=None, replicated_q=False, host_tensors=False, deterministic=True, partials="float32",
+    starts_k=None, sharding_k=None, replicated_q=False, host_tensors=False, deterministic=True, partials="float32", ordinary=False,
 ):  # fmt: skip
-    """The inputs of the op and its spec."""
-    if not torch.compiler.is_compiling():
+    """The inputs of the op and its spec, as a text or, where q, k and v are ordinary (see _ops.are_ordinary()), as a Known."""
+    if not ordinary and not torch.compiler.is_compiling():
         _ops.check_derivatives(q, k, v, sinks)
     kind = q.device.type if isinstance(q, torch.Tensor) else ""
     if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
@@ -316,20 +334,27 @@ def _prepare(
         if host_tensors and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and {q.dtype, k.dtype, v.dtype} != {dtype}:
             raise InvalidArgument(f"autocast would turn q, k, v into {dtype} in pageable memory; with host_tensors do it yourself, and pin them")
         q, k, v = (t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in DTYPES else t for t in (q, k, v))  # float64 is left alone
-    _check_tensors(q, k, v, layout)
+    if not ordinary:
+        _check_kinds(q, k, v)
+    options = (
+        layout, device, host_tensors, text_of(pattern), causal, window_pair(window), cu_seqlens is not None, scale, softcap, dropout_p,
+        dropout_seed is not None, group is None, ranks, sharding, sharding_k, replicated_q, strategy, deadline, memory_budget, bucket_rows, kernel,
+        deterministic, partials,
+    )  # fmt: skip
+    if ordinary and host_tensors is False:
+        spec = _known((q.shape, q.dtype, q.device), (k.shape, k.dtype, k.device), (v.shape, v.dtype, v.device), *options)
+    else:
+        spec = _text(q, k, v, *options)
     if layout == "bhsd":
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
     elif layout == "thd":
         q, k, v = q[None], k[None], v[None]
-    _check_shapes(q, k, v)
-    heads, batch = q.shape[2], q.shape[0]
-    alibi_slopes = _slopes(alibi_slopes, ((heads,), (batch, heads)))
-    sinks = _float_vector(sinks, "sinks", ((heads,),))
-    if device is not None and not isinstance(device, (str, torch.device)):
-        raise InvalidArgument(f"device ({device!r}) must be the name of a device")
-    device = "" if device is None else str(device)
-    host_tensors = _check.flag(host_tensors, "host_tensors")
-    _device.check((("q", q), ("k", k), ("v", v), ("alibi_slopes", alibi_slopes), ("sinks", sinks)), device, host_tensors)
+    if alibi_slopes is not None:
+        alibi_slopes = _slopes(alibi_slopes, ((q.shape[2],), (q.shape[0], q.shape[2])))
+    if sinks is not None:
+        sinks = _float_vector(sinks, "sinks", ((q.shape[2],),))
+    if not host_tensors:
+        _device.check_beside(q, (("alibi_slopes", alibi_slopes), ("sinks", sinks)))
     cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     if cu_k is not None and cu_q is None:
         raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
@@ -338,52 +363,58 @@ def _prepare(
         if q.shape[1] != k.shape[1]:
             raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {q.shape[1]} tokens and k {k.shape[1]}; give both")
         len_k = len_q
-    start_k = _offsets(starts_k, "starts_k")
+    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, _offsets(starts_k, "starts_k"), _seed(dropout_p, dropout_seed)), spec
+
+
+def _text(q, k, v, layout, device, host_tensors, pattern, causal, window, documents, scale, softcap, dropout_p, seeded, alone, ranks,
+          sharding, sharding_k, replicated_q, strategy, deadline, memory_budget, bucket_rows, kernel, deterministic, partials):  # fmt: skip
+    """The spec of what is not a tensor, checked, also against q, k and v: these are tensors, or what was seen of them."""
+    _check_tensors(q, k, v, layout)
+    sizes_q, sizes_k = _sizes(q, layout), _sizes(k, layout)
+    _check_shapes(sizes_q, sizes_k, _sizes(v, layout))
+    if device is not None and not isinstance(device, (str, torch.device)):
+        raise InvalidArgument(f"device ({device!r}) must be the name of a device")
+    device = "" if device is None else str(device)
+    host_tensors = _check.flag(host_tensors, "host_tensors")
+    _device.check(q, k, v, device, host_tensors)
     dropout_p = _check.number(dropout_p, "dropout_p")
     if not 0.0 <= dropout_p < 1.0:
         raise InvalidArgument(f"dropout_p ({dropout_p}) must be in [0, 1)")
-    seed = _seed(dropout_p, dropout_seed)
     replicated_q = _check.flag(replicated_q, "replicated_q")
     queries, keys = both_sides(sharding, sharding_k, replicated_q, str if torch.compiler.is_compiling() else canonical)
     strategy = _check.text(strategy, "strategy")
-    if group is None and ranks is None:
-        _check_alone(strategy, (queries, q.shape[1]), (keys, k.shape[1]), sharding_k, replicated_q)
+    sides = ((queries, sizes_q[1], "q"), (keys, sizes_k[1], "k"))
+    if alone and ranks is None:
+        _check_alone(strategy, sides, sharding_k, replicated_q)
     if ranks is not None:
         ranks = _check.integer(ranks, "ranks", 1, _check.INT32)
         if host_tensors and ranks > 1:
             raise Unsupported(f"ranks ({ranks}) are simulated on tensors in the memory of the device; with host_tensors there is one rank")
-        for dealt, tokens, name in ((queries, q.shape[1], "q"), (keys, k.shape[1], "k")):
+        for dealt, tokens, name in sides:
             if dealt.mismatch(tokens, ranks):
                 raise InvalidArgument(f"{dealt.mismatch(tokens, ranks)}; expected {tokens} of {name} over {ranks}")
-    text = _known_text(
-        pattern, causal, window_pair(window), cu_q is not None, scale, softcap, dropout_p, seed is not None and dropout_seed is not None,
-        0 if ranks is None else ranks, queries, keys, replicated_q, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
-        host_tensors, deterministic, partials,
-    )  # fmt: skip
-    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, start_k, seed), text
-
-
-def _text(pattern, causal, window, documents, scale, softcap, dropout_p, seeded, ranks, queries, keys, replicated_q, strategy, layout,
-          deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials):  # fmt: skip
-    """The spec of what is not a tensor, checked."""
     text = encode(
-        text_of(pattern), causal_flag(causal), window, documents, None if scale is None else _check.number(scale, "scale"),
-        _check.number(softcap, "softcap"), dropout_p, seeded, ranks, queries, keys, replicated_q, strategy, layout,
-        _check.positive(deadline, "deadline"), _check.integer(memory_budget, "memory_budget", 0), _check.integer(bucket_rows, "bucket_rows", 0),
-        _check.text(kernel, "kernel"), device, host_tensors, _check.flag(deterministic, "deterministic"), partials,
+        pattern, causal_flag(causal), window, documents, None if scale is None else _check.number(scale, "scale"),
+        _check.number(softcap, "softcap"), dropout_p, seeded and dropout_p != 0.0, 0 if ranks is None else ranks, queries, keys, replicated_q,
+        strategy, layout, _check.positive(deadline, "deadline"), _check.integer(memory_budget, "memory_budget", 0),
+        _check.integer(bucket_rows, "bucket_rows", 0), _check.text(kernel, "kernel"), device, host_tensors,
+        _check.flag(deterministic, "deterministic"), partials,
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)
     return text
 
 
-_texts = functools.lru_cache(maxsize=256, typed=True)(_text)  # typed: True is not 1
+def _first(q, k, v, *options):
+    """q, k, v: fields of _Seen."""
+    return Known(_text(_Seen(*q), _Seen(*k), _Seen(*v), *options))
 
 
-def _known_text(*arguments):
-    if not torch.compiler.is_compiling():
-        try:
-            return _texts(*arguments)
-        except TypeError:  # a list, say, which cannot be looked up
-            pass
-    return _text(*arguments)
+_latest = functools.lru_cache(maxsize=256, typed=True)(_first)  # typed: True is not 1
+
+
+def _known(*arguments):
+    try:
+        return _latest(*arguments)
+    except TypeError:  # a list, say, which cannot be looked up
+        return _first(*arguments)

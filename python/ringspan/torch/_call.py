@@ -1,5 +1,6 @@
 """A call of an op: what it computes, and what of it must be equal on all ranks."""
 
+import functools
 import hashlib
 import struct
 
@@ -7,7 +8,7 @@ import torch
 
 from .._plan import make_options, make_problem
 from . import _device
-from ._spec import decode
+from ._spec import decode, with_backward
 
 DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "float16"}
 
@@ -30,6 +31,34 @@ def _shown(dealt):
     return dealt.kind if dealt.tokens < 0 else f"{dealt.kind} of {dealt.tokens} tokens over {dealt.ranks} ranks"
 
 
+def _dense(b, n, h, dim, swapped):
+    """Size and strides of (batch, tokens, heads, dim), as torch has them; swapped: heads before tokens in memory."""
+    n_, h_, dim_ = max(n, 1), max(h, 1), max(dim, 1)
+    return (b, n, h, dim), (n_ * h_ * dim_, dim_, n_ * dim_, 1) if swapped else (n_ * h_ * dim_, h_ * dim_, dim_, 1)
+
+
+def keeps_o(spec, q):
+    """Whether backward reads o in float32 (16-bit training) or per branch (the torchscale dialect), which is kept beside the tensors."""
+    return not spec.host_tensors and ((q.dtype != torch.float32 and not spec.rounds_o) or spec.pattern.states > 1)
+
+
+def saved_bytes(spec, q, v):
+    """Of all rows of q, also where a rank needs fewer: the ranks of a host share compiled graphs, in which sizes are."""
+    if not spec.backward or not keeps_o(spec, q):
+        return 0
+    return 4 * spec.pattern.states * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[3]
+
+
+class Key(tuple):
+    """Of a dictionary that is asked often: its hash is computed once."""
+
+    def __init__(self, _):
+        self._hash = super().__hash__()
+
+    def __hash__(self):
+        return self._hash
+
+
 class Call:
     """What a call of an op computes, but for the lengths of other ranks."""
 
@@ -39,8 +68,17 @@ class Call:
         self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k, start_k))
         self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
         self.alibi, self.sinks = alibi is not None, sinks is not None
+        self.saved_bytes = saved_bytes(self.spec, q, v)
         self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
-        self.key = (text, self.place.name, self.shape, self.lists, self.alibi, self.sinks)
+        self.key = Key((text, self.place.name, self.shape, self.lists, self.alibi, self.sinks))
+
+    @functools.cached_property
+    def results(self):
+        """Size and strides of o, of lse, and of dq, dk, dv: dense in the caller's layout."""
+        (b, n, h, d), (_, n_k, h_k, _), (_, _, _, d_v), _ = self.shape
+        swapped = self.spec.layout == "bhsd"
+        lse = (b, h, n), (max(h, 1) * max(n, 1), max(n, 1), 1)
+        return _dense(b, n, h, d_v, swapped), lse, (_dense(b, n, h, d, swapped), _dense(b, n_k, h_k, d, swapped), _dense(b, n_k, h_k, d_v, swapped))
 
     def problem(self, tokens_q, tokens_k, ranks):
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
@@ -98,3 +136,23 @@ class Call:
             hashed("kernel", s.kernel),  # a session has one
             hashed("partials", s.partials),
         ]
+
+
+class Known:
+    """What the first of many calls of one rank has found out for those after it: all have equal options, none host_tensors, and tensors q, k, v that
+    differ in nothing but their strides and values."""
+
+    def __init__(self, text):
+        self.text = text
+        self._calls = {}
+
+    def call(self, q, k, v, alibi, sinks, lists, backward):
+        """Lists are in tensors, which have to be read."""
+        listless = lists[0] is lists[1] is lists[2] is lists[3] is lists[4] is None
+        key = (backward, alibi is None, sinks is None)
+        call = self._calls.get(key) if listless else None
+        if call is None:
+            call = Call(q, k, v, alibi, sinks, *lists, with_backward(self.text) if backward else self.text)
+            if listless:
+                self._calls[key] = call
+        return call

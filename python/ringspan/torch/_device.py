@@ -17,21 +17,32 @@ from .. import _core
 from ..errors import InvalidArgument, Unsupported
 
 EMULATED = "cuda-emulated"
+_NOTHING = (0, 0, 0, 0)
 
 
-def check(tensors, named, host_tensors=False):
-    """Refuses, by name, tensors in different places or where nothing computes; `named` is the argument device=, "" or None: not given.
+_raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # of builds of torch with CUDA; what it compiles calls it, too
 
-    tensors: (name, tensor), q first; with host_tensors q, k, v first."""
-    if host_tensors:
-        return _check_streamed(tensors, named)
-    (_, q), *others = tensors
-    kind = q.device.type
-    if kind not in ("cpu", "cuda", "meta"):
-        raise Unsupported(f"q is on {q.device}; ringspan computes on CPU and CUDA tensors, so move it with q.cpu()")
+
+def current_handle(device):
+    """torch's current stream on a CUDA device, without an object for it, which takes 20 times as long."""
+    return torch.cuda.current_stream(device).cuda_stream if _raw_stream is None else _raw_stream(device.index)
+
+
+def check_beside(q, others):
+    """Refuses, by name, what is not where q is: (name, tensor or None)."""
     for name, t in others:
         if t is not None and t.device != q.device:
             raise InvalidArgument(f"{name} is on {t.device}, but q is on {q.device}; all tensors must be on one device")
+
+
+def check(q, k, v, named, host_tensors=False):
+    """Refuses, by name, tensors in different places or where nothing computes; `named` is the argument device=, "" or None: not given."""
+    if host_tensors:
+        return _check_streamed((("q", q), ("k", k), ("v", v)), named)
+    kind = q.device.type
+    if kind not in ("cpu", "cuda", "meta"):
+        raise Unsupported(f"q is on {q.device}; ringspan computes on CPU and CUDA tensors, so move it with q.cpu()")
+    check_beside(q, (("k", k), ("v", v)))
     if kind == "cuda" and not _core.HAS_CUDA:
         raise Unsupported(
             f"q is on {q.device}, but this ringspan was built without CUDA; with nvcc 12.8 or newer on PATH, build it with "
@@ -56,7 +67,7 @@ def _check_streamed(tensors, named):
         )
     if named != EMULATED and not re.fullmatch("cuda(:[0-9]+)?", named):
         raise InvalidArgument(f"unknown device {named!r}: with host_tensors expected cuda, cuda:INDEX or {EMULATED}")
-    for name, t in tensors[:3]:
+    for name, t in tensors:
         if t.device.type not in ("cpu", "meta"):
             raise InvalidArgument(
                 f"{name} is on {t.device}, but host_tensors=True is for tensors in pinned memory of the host; leave it out, or keep {name} on "
@@ -73,7 +84,7 @@ def _check_streamed(tensors, named):
         return  # the library sees to it
     if not torch.cuda.is_available():
         raise Unsupported(f"device is {named}, but torch finds no CUDA device")
-    for name, t in tensors[:3]:
+    for name, t in tensors:
         if t.numel() > 0 and not t.is_pinned():
             raise InvalidArgument(
                 f"{name} is in pageable memory, which {named} cannot copy from beside its kernels; pin it once: {name} = {name}.pin_memory(), "
@@ -97,22 +108,24 @@ class Place:
         self.memory = {"pin_memory": True} if self.pins else {}  # of results, as torch's functions take it
 
     def address(self, t):
-        if t is None or t.data_ptr() == 0:
-            return 0
-        return _core.on_emulated_device(t.data_ptr()) if self.kind == EMULATED else t.data_ptr()
-
-    def _tensor_address(self, t):
-        return t.data_ptr() if self.host_tensors else self.address(t)
+        data = 0 if t is None else t.data_ptr()
+        return _core.on_emulated_device(data) if data and self.kind == EMULATED else data
 
     def rows(self, t):  # (batch, tokens, heads, dim)
-        return (0, 0, 0, 0) if t is None else (self._tensor_address(t), t.stride(0), t.stride(1), t.stride(2))
+        if t is None:
+            return _NOTHING
+        batch, token, head, _ = t.stride()
+        return t.data_ptr() if self.host_tensors else self.address(t), batch, token, head
 
     def statistics(self, t):  # (batch, heads, tokens)
-        return (0, 0, 0, 0) if t is None else (self._tensor_address(t), t.stride(0), t.stride(2), t.stride(1))
+        if t is None:
+            return _NOTHING
+        batch, head, token = t.stride()
+        return t.data_ptr() if self.host_tensors else self.address(t), batch, token, head
 
     def dense_rows(self, t):
         """The tensor itself unless its last dimension is strided, which kernels cannot read."""
-        if t.shape[-1] <= 1 or t.stride(-1) == 1:
+        if t.stride()[-1] == 1 or t.shape[-1] <= 1:
             return t
         return self._pinned_copy(t) if self.pins else t.contiguous()
 
@@ -201,20 +214,23 @@ class Session:
     def run(self, execute, seed=0, tensors=()):
         """execute(the library's session); `seed` of dropout; `tensors`: what is read and written"""
         self.core.set_seed(seed % 2**64)
-        with self.place.holding(tensors):
-            with self._ordered():
-                execute(self.core)
-            if self.place.kind == EMULATED or self.place.host_tensors:
+        place = self.place
+        if place.host_tensors:
+            with place.holding(tensors):
+                self._run(execute)
                 self.core.wait()  # torch's operations on the CPU wait for nobody
-
-    @contextlib.contextmanager
-    def _ordered(self):
-        current = self.place.stream()
-        if current == self.stream:
-            yield
             return
+        self._run(execute)
+        if place.kind == EMULATED:
+            self.core.wait()
+
+    def _run(self, execute):
+        if self.stream is None or current_handle(self.place.device) == self.stream.cuda_stream:
+            execute(self.core)
+            return
+        current = self.place.stream()
         self.stream.wait_stream(current)
         try:
-            yield
+            execute(self.core)
         finally:
             current.wait_stream(self.stream)

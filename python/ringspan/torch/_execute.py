@@ -20,7 +20,7 @@ from .. import _core
 from .._threads import are_torchs, num_threads
 from ..errors import CommError, DeviceError, Error, InvalidArgument, OutOfBudget, Unsupported
 from . import _device, _flash, _simulate, _transport  # noqa: F401, _flash brings what kernel= may name
-from ._call import Call, hashed, text_hash
+from ._call import Call, hashed, keeps_o, saved_bytes, text_hash
 
 _KEPT_SESSIONS = 4  # each has an arena
 _KEPT_PLANS = 64
@@ -99,9 +99,10 @@ class _Alone:
         openmp = call.place.kind == "cpu" and are_torchs(threads)
         key = (call.key, threads, openmp, call.place.name)
         session = self._sessions.take(key)
-        if call.place.is_capturing() and call.spec.host_tensors:
+        capturing = call.place.is_capturing()
+        if capturing and call.spec.host_tensors:
             raise Unsupported("a CUDA graph cannot hold a call with host_tensors, which waits for its results")
-        if call.place.is_capturing() and (session is None or call.spec.dropout != 0 or not session.may_be_captured()):
+        if capturing and (session is None or call.spec.dropout != 0 or not session.may_be_captured()):
             if session is not None:
                 self._sessions.put(key, session)
             raise Unsupported(_CAPTURED_FIRST)
@@ -122,7 +123,7 @@ class _Alone:
             session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.rounds_o, openmp)
         self.latest = session
         session.run(execute, seed, tensors)
-        if call.place.is_capturing():
+        if capturing:
             self._captured.append(session)  # its task lists are part of the graph
         self._sessions.put(key, session)
         return None
@@ -362,25 +363,14 @@ def empty_number(like, group):
     return like.new_empty((1,), dtype=torch.int64, device="cpu") if group else like.new_empty((0,), dtype=torch.int64)
 
 
-def empty_rows(like, dim, layout, **memory):
+def empty_saved(like, count=0):
+    return like.new_empty((count,), dtype=torch.uint8)
+
+
+def empty_rows(like, dim, layout):
     """(batch, tokens, heads, dim), dense in the caller's layout."""
     b, n, h = like.shape[0], like.shape[1], like.shape[2]
-    if layout == "bhsd":
-        return like.new_empty((b, h, n, dim), **memory).transpose(1, 2)
-    return like.new_empty((b, n, h, dim), **memory)
-
-
-def keeps_o(spec, q):
-    """Whether backward reads o in float32 (16-bit training) or per branch (the torchscale dialect), which is kept beside the tensors."""
-    return not spec.host_tensors and ((q.dtype != torch.float32 and not spec.rounds_o) or spec.pattern.states > 1)
-
-
-def saved_bytes(spec, q, v):
-    """Of all rows of q, also where a rank needs fewer: the ranks of a host share compiled graphs, in which sizes are."""
-    states = spec.pattern.states
-    if not spec.backward or not keeps_o(spec, q):
-        return 0
-    return 4 * states * q.shape[0] * q.shape[1] * q.shape[2] * v.shape[3]
+    return like.new_empty((b, h, n, dim)).transpose(1, 2) if layout == "bhsd" else like.new_empty((b, n, h, dim))
 
 
 def _needed_bytes(saved, spec, q, group):
@@ -399,67 +389,116 @@ def _vectors(place, alibi, sinks, heads):
     )
 
 
+def _saved(call, saved, q, group):
+    """The arguments by which the library knows it; None: nothing is kept."""
+    if saved is None:
+        return {}
+    return dict(saved=call.place.address(saved), saved_bytes=_needed_bytes(saved, call.spec, q, group))
+
+
+def _forward(call, q, k, v, alibi, sinks):
+    """o, lse, what is kept for backward or None, and run(seed, group), which computes them and returns the number of the call on the group.
+    What may fail on one rank only does so before run()."""
+    place = call.place
+    q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
+    alibi, sinks = place.vector(alibi), place.vector(sinks)
+    of_o, of_lse, _ = call.results
+    o = q.new_empty_strided(*of_o, **place.memory)
+    lse = q.new_empty_strided(*of_lse, dtype=torch.float32, **place.memory)
+    saved = empty_saved(q, call.saved_bytes) if call.saved_bytes else None
+
+    def run(seed, group=""):
+        tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
+        named = _saved(call, saved, q, group)
+        if alibi is not None or sinks is not None:
+            named.update(_vectors(place, alibi, sinks, q.shape[2]))
+
+        def simulate(plans):
+            if place.kind == "cpu":
+                _core.simulate_forward(plans, *tensors, **named)
+            else:
+                _simulate.forward(place, plans, (q, k, v, o, lse), dict(named, deterministic=call.spec.deterministic))
+
+        return _run(call, 0, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved))
+
+    return o, lse, saved, run
+
+
+def _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks):
+    """(dq, dk, dv), dsinks or None, and run(number, seed, group), likewise; `number`: of the call of forward.
+    o is None where it is kept in `saved`, which is None where nothing is."""
+    place = call.place
+    q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
+    d_out, dlse = place.pinned(place.dense_rows(d_out)), place.pinned(dlse)
+    if call.spec.rounds_o:
+        d_out = place.aligned_rows(d_out)
+    alibi, sinks = place.vector(alibi), place.vector(sinks)
+    dq, dk, dv = [q.new_empty_strided(*rows, **place.memory) for rows in call.results[2]]
+    dsinks = None if sinks is None else torch.zeros(q.shape[2], dtype=torch.float32, device=place.device)
+    inputs = (q, k, v, o, lse, d_out, dlse)
+
+    def run(number, seed, group=""):
+        tensors = [
+            place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse), place.rows(d_out), place.statistics(dlse),
+            place.rows(dq), place.rows(dk), place.rows(dv),
+        ]  # fmt: skip
+        vectors = _saved(call, saved, q, group)
+        if alibi is not None or sinks is not None:
+            vectors.update(_vectors(place, alibi, sinks, q.shape[2]))
+        named = vectors if dsinks is None else dict(vectors, dsinks=place.address(dsinks))
+
+        def simulate(plans):
+            if place.kind == "cpu":
+                _core.simulate_backward(plans, tensors, **named)
+            else:
+                of_sinks = q.new_empty((0,), dtype=torch.float32) if dsinks is None else dsinks
+                _simulate.backward(place, plans, inputs, (dq, dk, dv, of_sinks), dict(vectors, deterministic=call.spec.deterministic))
+
+        read_and_written = (*inputs, dq, dk, dv, dsinks, saved)
+        _run(call, number, seed_of(seed), group, lambda session: session.backward(tensors, **named), simulate, read_and_written)
+
+    return (dq, dk, dv), dsinks, run
+
+
+def forward_alone(call, q, k, v, alibi, sinks, seed):
+    """Of one rank: o, lse, and what is kept for backward or None."""
+    *results, run = _forward(call, q, k, v, alibi, sinks)
+    run(seed)
+    return results
+
+
+def backward_alone(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, seed):
+    """Of one rank: dq, dk, dv, and dsinks or None."""
+    gradients, dsinks, run = _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks)
+    run(0, seed)
+    return *gradients, None if sinks is None else dsinks.to(sinks.device)
+
+
 def forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group):
+    """The op."""
     with _together(group):
         call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, text)
-        place = call.place
-        q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
-        alibi, sinks = place.vector(alibi), place.vector(sinks)
-        o = empty_rows(q, v.shape[3], call.spec.layout, **place.memory)
-        lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32, **place.memory)
-        saved = torch.empty(saved_bytes(call.spec, q, v), dtype=torch.uint8, device=q.device)
+        o, lse, saved, run = _forward(call, q, k, v, alibi, sinks)
+        if saved is None:
+            saved = empty_saved(q)
         number = empty_number(q, group)
-    tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
-    needed = _needed_bytes(saved, call.spec, q, group)
-    named = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=needed)
-
-    def simulate(plans):
-        if place.kind == "cpu":
-            _core.simulate_forward(plans, *tensors, **named)
-        else:
-            _simulate.forward(place, plans, (q, k, v, o, lse), dict(named, deterministic=call.spec.deterministic))
-
-    calls = _run(call, 0, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved))
+    calls = run(seed, group)
     if group:
         number.fill_(calls)
     return o, lse, saved, number
 
 
 def backward(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group):
+    """The op. o is None where it is kept in `saved`."""
     with _together(group):
         call = Call(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, text)
-        place = call.place
-        q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
-        d_out, dlse = place.pinned(place.dense_rows(d_out)), place.pinned(dlse)
-        if call.spec.rounds_o:
-            d_out = place.aligned_rows(d_out)
-        of_sinks = sinks if sinks is not None else q
-        alibi, sinks = place.vector(alibi), place.vector(sinks)
-        dq, dk, dv = (empty_rows(t, t.shape[3], call.spec.layout, **place.memory) for t in (q, k, v))
-        dsinks = torch.zeros(q.shape[2] if sinks is not None else 0, dtype=torch.float32, device=place.device)
-    # o is None where it is kept in `saved`.
-    inputs = (q, k, v, o, lse, d_out, dlse)
-    tensors = [
-        place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse), place.rows(d_out), place.statistics(dlse),
-        place.rows(dq), place.rows(dk), place.rows(dv),
-    ]  # fmt: skip
-    needed = _needed_bytes(saved, call.spec, q, group)
-    vectors = dict(_vectors(place, alibi, sinks, q.shape[2]), saved=place.address(saved), saved_bytes=needed)
-    named = dict(vectors, dsinks=place.address(dsinks))
-
-    def simulate(plans):
-        if place.kind == "cpu":
-            _core.simulate_backward(plans, tensors, **named)
-        else:
-            _simulate.backward(place, plans, inputs, (dq, dk, dv, dsinks), dict(vectors, deterministic=call.spec.deterministic))
-
-    _run(
-        call, int(number.item()) if group else 0, seed_of(seed), group, lambda session: session.backward(tensors, **named), simulate,
-        (*inputs, dq, dk, dv, dsinks, saved),
-    )  # fmt: skip
+        gradients, dsinks, run = _backward(call, d_out, dlse, q, k, v, o, lse, saved if saved.numel() else None, alibi, sinks)
+        if dsinks is None:
+            dsinks = q.new_empty((0,), dtype=torch.float32)
+    run(int(number.item()) if group else 0, seed, group)
     if group and sinks is not None:
         dsinks /= group_named(group).core.size  # every rank has the sum; shares add up to it, as those of weights do
-    return dq, dk, dv, dsinks.to(of_sinks.device)
+    return *gradients, dsinks.to((q if sinks is None else sinks).device)
 
 
 def kernels():
@@ -468,4 +507,7 @@ def kernels():
     return {} if _alone.latest is None else dict(zip(("forward", "backward"), _alone.latest.core.kernels()))
 
 
-__all__ = ["backward", "empty_rows", "forget_plans", "forward", "group_named", "kernels", "saved_bytes"]
+__all__ = [
+    "backward", "backward_alone", "empty_number", "empty_rows", "empty_saved", "forget_plans", "forward", "forward_alone", "group_named", "keeps_o",
+    "kernels", "saved_bytes",
+]  # fmt: skip

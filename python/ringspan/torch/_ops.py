@@ -1,6 +1,9 @@
-"""The two ops, registered with torch.library: kernels, fake kernels, autograd.
+"""The two ops, registered with torch.library: kernels, fake kernels, autograd. And attend(), a call of them.
 
 Tensors are (batch, tokens, heads, head_dim) with any strides; what is not a tensor is in the spec, a string.
+
+An op takes longer than a short attention: its arguments and results go through torch's dispatcher, in Python up to four times. Where the
+dispatcher would do nothing but pass ordinary tensors on to the kernel, attend() goes there directly, with the same graph for backward.
 """
 
 import torch
@@ -8,6 +11,7 @@ from torch.autograd import forward_ad
 
 from ..errors import Unsupported
 from . import _execute
+from ._call import Known
 from ._spec import decode, with_backward
 
 _TAIL = (
@@ -34,7 +38,7 @@ def _(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, grou
     spec = decode(text)
     o = _execute.empty_rows(q, v.shape[3], spec.layout)
     lse = q.new_empty((q.shape[0], q.shape[2], q.shape[1]), dtype=torch.float32)
-    return o, lse, q.new_empty((_execute.saved_bytes(spec, q, v),), dtype=torch.uint8), _execute.empty_number(q, group)
+    return o, lse, _execute.empty_saved(q, _execute.saved_bytes(spec, q, v)), _execute.empty_number(q, group)
 
 
 @torch.library.register_fake("ringspan::attention_backward")
@@ -68,28 +72,85 @@ def check_slopes(t):
         raise Unsupported("alibi_slopes.requires_grad is True, but attention has no gradient for slopes; pass alibi_slopes.detach()")
 
 
+def _dispatch_keys(*names):
+    """As bits."""
+    bits = 0
+    for name in names:
+        bits |= torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, name)).raw_repr()
+    return bits
+
+
+_TYPES = (torch.Tensor, torch.nn.Parameter)  # of other classes __torch_function__ has to be asked
+try:
+    # All that the dispatcher sees in an ordinary tensor. What others have changes what is computed: meta, sparse, nested, quantized and fake
+    # tensors, those of functorch's transforms and of functionalization, views that negate or conjugate, zeros without memory.
+    _ORDINARY = _dispatch_keys("CPU", "CUDA", "ADInplaceOrView", "AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
+    from torch._C import DispatchKey, _dispatch_keys as _keys_of, _dispatch_tls_is_dispatch_key_excluded as _is_excluded
+    from torch._C import _get_tracing_state as _tracing, _len_torch_dispatch_stack as _dispatch_modes, _len_torch_function_stack as _function_modes
+    from torch._C._dynamo.eval_frame import get_eval_frame_callback as _compiler
+    from torch._C._functorch import maybe_current_level as _transform
+except (AttributeError, ImportError):  # a torch that does not tell
+    _ORDINARY = None
+
+
+def are_ordinary(*given):
+    """Whether these, None left out, are tensors that lie in memory, and no compiler, mode, transform or tracer of torch wants to see what is done
+    with them."""
+    if torch.compiler.is_compiling() or _ORDINARY is None:
+        return False
+    if _compiler() is not None or _dispatch_modes() or _function_modes() or _tracing() is not None or _transform() is not None:
+        return False
+    if forward_ad._current_level >= 0:
+        return False
+    for t in given:
+        if t is not None and (type(t) not in _TYPES or _keys_of(t).raw_repr() & ~_ORDINARY):
+            return False
+    return True
+
+
 class _Attention(torch.autograd.Function):
+    """keys: the dispatcher's, in an op, and spec its text; None: of attend(), which has no use for what only an op returns, and spec its Call."""
+
     @staticmethod
     def forward(ctx, keys, *inputs):
-        q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, text, group = inputs
-        o, lse, saved, number = _below(keys, *inputs)
+        q, k, v, alibi, sinks, *lists, seed, spec, group = inputs
+        if keys is None:
+            ctx.call, spec = spec, spec.spec
+            o, lse, saved = _execute.forward_alone(ctx.call, q, k, v, alibi, sinks, seed)
+            number = None
+        else:
+            ctx.call, spec = None, decode(spec)
+            o, lse, saved, number = _below(keys, *inputs)
         ctx.set_materialize_grads(False)
-        # Where o was kept in float32 the rounded one is not read.
-        keeps = _execute.keeps_o(decode(text), q)
-        ctx.save_for_backward(q, k, v, None if keeps else o, lse, saved, number, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed)
-        ctx.text, ctx.group = text, group
-        return o, lse, saved, number
+        # Where o was kept in float32 the rounded one is not read. Both ways save the same: a checkpoint may take another one when it computes again.
+        keeps = _execute.keeps_o(spec, q)
+        ctx.save_for_backward(q, k, v, None if keeps else o, lse, saved if keeps else None, number if group else None,
+                              alibi, sinks, *lists, seed)  # fmt: skip
+        ctx.text, ctx.group = spec.text, group
+        return (o, lse) if keys is None else (o, lse, saved, number)
 
     @staticmethod
     def backward(ctx, d_out, dlse, *_):
-        q, k, v, o, lse, saved, number, alibi, sinks, *rest = ctx.saved_tensors
+        q, k, v, o, lse, saved, number, alibi, sinks, *lists, seed = ctx.saved_tensors
         if d_out is None:
             d_out = q.new_zeros((1, 1, 1, 1)).expand(*q.shape[:3], v.shape[3])
             d_out = d_out.contiguous()
-        dq, dk, dv, dsinks = torch.ops.ringspan.attention_backward(
-            d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, *rest, ctx.text, ctx.group
-        )
+        alone = ctx.call is not None and not torch.is_grad_enabled()
+        if alone and are_ordinary(d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, seed):
+            dq, dk, dv, dsinks = _execute.backward_alone(ctx.call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, seed)
+        else:
+            if saved is None:
+                saved = _execute.empty_saved(q)
+            if number is None:
+                number = _execute.empty_number(q, ctx.group)
+            dq, dk, dv, dsinks = torch.ops.ringspan.attention_backward(
+                d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, *lists, seed, ctx.text, ctx.group
+            )
         return (None, dq, dk, dv, None, dsinks if sinks is not None else None, *([None] * 8))
+
+
+# That of the class itself looks for tensors of transforms that have ended, which are not ordinary.
+_apply = super(torch.autograd.Function, _Attention).apply
 
 
 def _below(keys, *inputs):
@@ -97,15 +158,40 @@ def _below(keys, *inputs):
         return attention_forward.default.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
 
 
+def _need_gradients(*tensors):
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+
+
 @torch.compiler.disable
 def _autograd(keys, q, k, v, alibi, sinks, *rest):
     """Only here it is known whether gradients are needed: under vmap, in a graph that was compiled or exported, tensors do not say it before."""
     *rest, text, group = rest
     check_derivatives(q, k, v, sinks)
-    if not torch.is_grad_enabled() or not any(t is not None and t.requires_grad for t in (q, k, v, alibi, sinks)):
+    if not _need_gradients(q, k, v, alibi, sinks):
         return _below(keys, q, k, v, alibi, sinks, *rest, text, group)
     check_slopes(alibi)
     return _Attention.apply(keys, q, k, v, alibi, sinks, *rest, with_backward(text), group)
+
+
+def _attend_alone(q, k, v, alibi, sinks, lists, seed, known):
+    # Below autograd, in another op for instance, the dispatcher would not come to ours.
+    backward = _need_gradients(q, k, v, alibi, sinks) and not _is_excluded(DispatchKey.AutogradFunctionality)
+    call = known.call(q, k, v, alibi, sinks, lists, backward)
+    if not backward:
+        return _execute.forward_alone(call, q, k, v, alibi, sinks, seed)[:2]
+    check_slopes(alibi)
+    return _apply(None, q, k, v, alibi, sinks, *lists, seed, call, "")
+
+
+def attend(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec, group):
+    """o and lse. spec: a text, or of tensors q, k, v that are ordinary a Known."""
+    if isinstance(spec, Known):
+        none_else = alibi is sinks is cu_q is cu_k is len_q is len_k is start_k is seed is None
+        if not group and (none_else or are_ordinary(alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed)):
+            return _attend_alone(q, k, v, alibi, sinks, (cu_q, cu_k, len_q, len_k, start_k), seed, spec)
+        spec = spec.text
+    o, lse, _, _ = attention_forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec, group)
+    return o, lse
 
 
 def _backward_of_backward(ctx, *_):
