@@ -31,11 +31,4 @@ RINGSPAN_DEVICE RowResult finish_state(float m, float l, float sink, float outpu
   return {keep / l * output_scale, m + logf(l)};
 }
 
-// lse as backward takes it into exponents. One beyond float32 stays the largest there is: its row's weights are then as large
-// as their scores' differences from that say, at most 1.
-RINGSPAN_DEVICE float in_powers_of_2(float lse) {
-  const float scaled = lse * kLog2E;
-  return scaled == kInfinity && lse != kInfinity ? std::numeric_limits<float>::max() : scaled;
-}
-
 }  // namespace ringspan::cuda

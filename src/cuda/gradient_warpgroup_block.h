@@ -111,7 +111,7 @@ class GradientWarpgroupBlock {
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
         const bool valid = row < work_.rows;
-        row_lse_[thread][half] = valid ? in_powers_of_2(*lse.row(work_.first_row + row)) : kMinusInfinity;
+        row_lse_[thread][half] = valid ? *lse.row(work_.first_row + row) : kMinusInfinity;
         row_delta_[thread][half] = valid ? *delta.row(work_.first_row + row) : 0.0F;
         if (valid && row_lse_[thread][half] == kMinusInfinity) flags_[thread][0] = 1;
       }
@@ -237,7 +237,7 @@ class GradientWarpgroupBlock {
   }
 
   // p_ = drop p and ds_ = p (c drop dp - delta) ds/d(scale q k), 0 where a pair is masked; p_ is -0 where it is dropped. c, the
-  // scale of the output, comes to dv at its end. lse is in powers of 2.
+  // scale of the output, comes to dv at its end.
   template <bool kMasked, bool kCaps>
   RINGSPAN_DEVICE void weigh_thread(const Task& task, const Walk& walk, int tile, int buffer, int thread) {
     const Lane lane = lane_of(thread);
@@ -248,7 +248,6 @@ class GradientWarpgroupBlock {
       alibi =
           alibi_rows<kOwnsQueries>(params_, task, work_.first_row, walk.first(tile), work_.batch, query_head(task, walk), lane);
     }
-    [[maybe_unused]] const float scale = params_.scale * kLog2E;
     RINGSPAN_UNROLL
     for (int j = 0; j < P::kCols / 8; ++j) {
       const int first =
@@ -263,12 +262,11 @@ class GradientWarpgroupBlock {
           const float t = kCaps ? tanh_by_parts<P, M>(p_[thread][index] * arguments_.softcap_scale) : 0.0F;
           float exponent;
           if constexpr (P::kOptions) {
-            const float score = (kCaps ? params_.softcap * t : params_.scale * p_[thread][index]) - alibi(half, j * 8 + e);
-            exponent = fmaf(score, kLog2E, -lse);
+            exponent = (kCaps ? params_.softcap * t : params_.scale * p_[thread][index]) - alibi(half, j * 8 + e) - lse;
           } else {
-            exponent = fmaf(p_[thread][index], scale, -lse);
+            exponent = fmaf(params_.scale, p_[thread][index], -lse);  // not in powers of 2: lse would be rounded once more
           }
-          const float p = M::template exp2<P::kType>(M::min_or_nan(exponent, 0.0F));
+          const float p = M::template exp<P::kType>(M::min_or_nan(exponent, 0.0F));
           float weight = p;
           float dp = ds_[thread][index];
           if constexpr (P::kOptions) {

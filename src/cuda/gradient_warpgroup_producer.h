@@ -89,7 +89,7 @@ class GradientWarpgroupProducer {
       if (thread >= P::kCols) return;
       const bool valid = thread < walk.valid(tile);
       const int row = walk.first(tile) + thread;
-      const float of_row = valid ? in_powers_of_2(*lse.row(row)) : kMinusInfinity;
+      const float of_row = valid ? *lse.row(row) : kMinusInfinity;
       tiles_.lse(buffer)[thread] = of_row;
       tiles_.delta(buffer)[thread] = valid ? *delta.row(row) : 0.0F;
       without_[thread][0] = of_row == kMinusInfinity ? 1 : 0;
