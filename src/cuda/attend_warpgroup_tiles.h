@@ -41,7 +41,7 @@ struct AttendTiles {
     blocks().init(m, P::kProducers, P::kThreads / 32);
   }
 
-  static constexpr int kBarriers = P::kRowTileBytes + 4 * P::kColTileBytes + P::kPairBytes;
+  static constexpr int kBarriers = P::kRowTileBytes + 4 * P::kColTileBytes + P::kForwardPairBytes;
   static constexpr int kRingBytes = TileRing<1>::kBarrierBytes + 2 * TileRing<2>::kBarrierBytes;
   static_assert(kBarriers + kRingBytes + BlockQueue::kBytes + kSwizzleBytes == P::kForwardBytes);
   unsigned char* begin;  // at a multiple of 1,024

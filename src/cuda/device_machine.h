@@ -45,14 +45,6 @@ class CudaMachine {
     return y;
   }
 
-  static __device__ __forceinline__ float min_or_nan(float x, float y) {
-    float least;
-    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
-    return least;
-  }
-  static __device__ __forceinline__ int fetch_add(int* counter, int value) { return atomicAdd(counter, value); }
-  static __device__ __forceinline__ bool any_lane(bool flag) { return __any_sync(0xffffffffU, flag) != 0; }
-
   static __device__ __forceinline__ int hidden(int value) {
     asm volatile("" : "+r"(value));
     return value;

@@ -73,6 +73,14 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   using CudaMachine<kRoleThreads>::shared_address;
   using CudaMachine<kRoleThreads>::uniform;
 
+  static __device__ __forceinline__ float min_or_nan(float x, float y) {
+    float least;
+    asm("min.NaN.f32 %0, %1, %2;" : "=f"(least) : "f"(x), "f"(y));
+    return least;
+  }
+  static __device__ __forceinline__ int fetch_add(int* counter, int value) { return atomicAdd(counter, value); }
+  static __device__ __forceinline__ bool any_lane(bool flag) { return __any_sync(0xffffffffU, flag) != 0; }
+
   __device__ __forceinline__ void fence_async() {
 #if RINGSPAN_WARPGROUPS
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");

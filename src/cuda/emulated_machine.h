@@ -46,8 +46,6 @@ class EmulatedMachine {
   }
 
   static float reciprocal(float x) { return 1.0F / x; }
-  static float min_or_nan(float x, float y) { return std::isnan(x) || x < y ? x : y; }
-  static bool any_lane(bool flag) { return flag; }
   static int hidden(int value) { return value; }
   static int uniform(int value) { return value; }
 

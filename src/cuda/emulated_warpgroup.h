@@ -86,7 +86,7 @@ class EmulatedHopperMachine {
 
   static int uniform(int value) { return value; }
   static float reciprocal(float x) { return 1.0F / x; }
-  static float min_or_nan(float x, float y) { return EmulatedMachine<32>::min_or_nan(x, y); }
+  static float min_or_nan(float x, float y) { return std::isnan(x) || x < y ? x : y; }
   static int fetch_add(int* counter, int value) { return std::atomic_ref(*counter).fetch_add(value); }
   static bool any_lane(bool flag) { return flag; }
   static int hidden(int value) { return value; }

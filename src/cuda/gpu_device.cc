@@ -255,7 +255,6 @@ std::tuple<const typename Lists::element_type*...> GpuDevice::send(const Lists&.
     return sent;
   };
   const std::tuple<const typename Lists::element_type*...> sent{put(lists)...};
-  // Of few bytes: CUDA sends up to a KiB along with the command, which takes microseconds less.
   runtime_->copy(side.device + begin, side.host + begin, std::min(used_, capacity_) - begin);
   return sent;
 }

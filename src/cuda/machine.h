@@ -23,11 +23,6 @@
 //   pack<kType>(low, high)     two floats rounded to 16 bits; exp<kType>(x), exp2<kType>(x), as exact as results of that type
 //                              need: for 16 bits, denormal results are 0
 //   reciprocal(x)              1 / x of x >= 1, infinity included, to some units in the last place, without a branch
-//   min_or_nan(x, y)           the least, or NaN where x is
-//   fetch_add(counter, n)      atomically, of memory, by one thread; returns what was there
-//   any_lane(flag)             whether that of any thread of the warp is set; it may be the thread's own alone: for what can be
-//   left
-//                              out where no thread needs it, and does no harm to one that does not
 //   quad_max(r), quad_sum(r)   over the four threads that hold one row of a C fragment, for every element of r
 // All but each() are called by the whole block at once: control flow around them must be the same for all threads.
 //

@@ -64,8 +64,8 @@ struct WarpgroupPolicy {
   static constexpr int kColTileBytes = kCols * kDim * 2;
   // Two buffers of two tiles, a byte per pair or rows of kDim + 8 results, ten barriers, the queue of blocks (four barriers and
   // two numbers), and room to begin at a multiple of 1,024.
-  static constexpr int kPairBytes = kRows * (kCols > 2 * kDim + 16 ? kCols : 2 * kDim + 16);
-  static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kPairBytes + 80 + 40 + 1024;
+  static constexpr int kForwardPairBytes = kRows * (kCols > 2 * kDim + 16 ? kCols : 2 * kDim + 16);
+  static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kForwardPairBytes + 80 + 40 + 1024;
   // Two tiles of rows, three buffers of two tiles, a byte per pair, three buffers of lse and delta, eight barriers, and room.
   static constexpr int kBackwardStatisticsBytes = 3 * 2 * kCols * 4 + 16;
   static constexpr int kBackwardBytes =

@@ -189,6 +189,8 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
   if (agreed.memory_budget != 0) {
     agreed.most_overhead = {last[0].maximum, last[1].maximum, last[2].maximum != 0, last[4].minimum, last[3].maximum != 0};
   }
+  // Which buckets are chosen depends on it, with a budget or without.
+  if (writes_gradients(options)) agreed.most_overhead.gradient_sums = last[3].maximum != 0;
   return agreed;
 }
 

@@ -258,6 +258,20 @@ TEST_F(RanksThatDiffer, InTheirKindOfDevice) {
   EXPECT_LT(rows[0], 256) << "the budget left the bucket alone";
 }
 
+// Devices alone would take larger buckets.
+TEST_F(RanksThatDiffer, InTheirKindOfDeviceForwardOnly) {
+  test_.options.backward = false;
+  PlanOptions device = test_.options;
+  device.device = DeviceKind::cuda;
+  ASSERT_NE(make_plan(test_.problem, test_.options, 0).bucket_rows(), make_plan(test_.problem, device, 0).bucket_rows());
+  test_.devices = {"cpu", kDevice};
+  const Whole whole(test_);
+  const Outputs outputs = run(test_, whole, [&](Attention& attention, const RankTensors& tensors) {
+    attention.plan().rank() == 0 ? attention.forward(tensors.forward()) : device_script(kDevice)(attention, tensors);
+  });
+  EXPECT_EQ(judge(test_, whole, outputs), "");
+}
+
 TEST_F(RanksThatDiffer, InTheirThreads) {
   PlanOptions threads = test_.options;
   threads.threads = 7;

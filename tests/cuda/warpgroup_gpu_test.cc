@@ -54,6 +54,20 @@ class Result {
   T* device = nullptr;
 };
 
+// kRows rows of the result, element by element; the first that are wrong are shown.
+template <typename Expected>
+void expect_rows(const char* name, const Result<float>& result, int columns, Expected&& expected) {
+  int wrong = 0;
+  for (int row = 0; row < kRows; ++row) {
+    for (int column = 0; column < columns; ++column) {
+      const float is = result.values[static_cast<std::size_t>(row * columns + column)];
+      if (is == expected(row, column) || ++wrong > 3) continue;
+      ADD_FAILURE() << name << ' ' << row << ' ' << column << ": " << is << " instead of " << expected(row, column);
+    }
+  }
+  EXPECT_EQ(wrong, 0) << name << " of " << kRows * columns;
+}
+
 class WarpgroupOnGpu : public ::testing::TestWithParam<ProbeShape> {};
 
 TEST_P(WarpgroupOnGpu, TilesAndProducts) {
@@ -86,29 +100,16 @@ TEST_P(WarpgroupOnGpu, TilesAndProducts) {
   EXPECT_EQ(wrong, 0) << "elements of the tile that threads copied";
   EXPECT_EQ(std::memcmp(copied.values.data(), mapped.values.data(), mapped.values.size()), 0) << "the tile that TMA copied";
 
-  wrong = 0;
-  for (int row = 0; row < kRows; ++row) {
-    for (int column = 0; column < columns; ++column) {
-      float expected = 0;
-      for (int k = 0; k < dim; ++k) expected += rows(row, k) * others(column, k);
-      const float is = scores.values[static_cast<std::size_t>(row * columns + column)];
-      if (is == expected) continue;
-      if (++wrong <= 3) ADD_FAILURE() << "score " << row << ' ' << column << ": " << is << " instead of " << expected;
-    }
-  }
-  EXPECT_EQ(wrong, 0) << "scores of " << kRows * columns;
-
-  wrong = 0;
-  for (int row = 0; row < kRows; ++row) {
-    for (int column = 0; column < dim; ++column) {
-      float expected = 1;
-      for (int k = 0; k < columns; ++k) expected += weights(row, k) * others(k, column);
-      const float is = sums.values[static_cast<std::size_t>(row * dim + column)];
-      if (is == expected) continue;
-      if (++wrong <= 3) ADD_FAILURE() << "sum " << row << ' ' << column << ": " << is << " instead of " << expected;
-    }
-  }
-  EXPECT_EQ(wrong, 0) << "sums of " << kRows * dim;
+  expect_rows("scores", scores, columns, [&](int row, int column) {
+    float sum = 0;
+    for (int k = 0; k < dim; ++k) sum += rows(row, k) * others(column, k);
+    return sum;
+  });
+  expect_rows("sums", sums, dim, [&](int row, int column) {
+    float sum = 1;
+    for (int k = 0; k < columns; ++k) sum += weights(row, k) * others(k, column);
+    return sum;
+  });
 }
 
 std::vector<ProbeShape> shapes() {

@@ -12,7 +12,7 @@ from .._core import Pattern, PlanOptions
 from .._pattern import causal_flag, text_of, window_pair
 from .._sharding import Sharding, both_sides, canonical
 from ..errors import InvalidArgument, UnknownArgument, Unsupported
-from . import _device, _execute, _group, _ops, _transport
+from . import _device, _group, _ops, _transport
 from ._call import DTYPES, Known
 from ._spec import decode, encode
 
