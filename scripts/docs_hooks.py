@@ -19,6 +19,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^()\s]+)\)")
 PICTURE = re.compile(r"^!\[([^\]]*)\]\((\S+\.svg)\)$", re.MULTILINE)
+LINK_OR_CODE = re.compile(f"{LINK.pattern}|`[^`]+`")
 FENCE = re.compile(r"^ {0,3}(```|~~~)")
 LANGUAGES = {".h": "cpp", ".cc": "cpp", ".c": "c", ".py": "python", ".yml": "yaml", ".toml": "toml", ".txt": "text"}
 DATA = (".json", ".png", ".svg", ".safetensors")
@@ -192,8 +193,8 @@ def _made_pages():
     yield "reference/capabilities.md", _capabilities(), "docs/reference/capabilities.md"
 
 
-def _outside_code(text, change):
-    """Applies change to what is neither a code block nor `code`."""
+def _change_links(text, change):
+    """Replaces each link by change(match of LINK), but for those in a code block or in `code`; the text of a link may have `code`."""
     lines, fence = [], None
     for line in text.splitlines():
         mark = FENCE.match(line)
@@ -203,7 +204,7 @@ def _outside_code(text, change):
         elif fence or line.startswith("    "):
             lines.append(line)
         else:
-            lines.append("".join(part if part.startswith("`") and len(part) > 1 else change(part) for part in re.split(r"(?<!\[)(`[^`]+`)", line)))
+            lines.append(LINK_OR_CODE.sub(lambda match: match[0] if match[0].startswith("`") else change(match), line))
     return "\n".join(lines) + "\n"
 
 
@@ -227,14 +228,13 @@ def _page_of(target):
 def _links(text, origin):
     found = []
 
-    def note(part):
-        for match in LINK.finditer(part):
-            target = _target(origin, match[2])
-            if target:
-                found.append(target[0])
-        return part
+    def note(match):
+        target = _target(origin, match[2])
+        if target:
+            found.append(target[0])
+        return match[0]
 
-    _outside_code(text, note)
+    _change_links(text, note)
     return found
 
 
@@ -296,4 +296,4 @@ def on_page_markdown(markdown, page, config, files):
         anchor = f"#{target[1]}" if target[1] else ""
         return f"{match[1]}({posixpath.relpath(to, posixpath.dirname(here) or '.')}{anchor})"
 
-    return _outside_code(markdown, lambda part: LINK.sub(rewrite, part))
+    return _change_links(markdown, rewrite)
