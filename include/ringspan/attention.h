@@ -13,7 +13,8 @@
 // the arena; views that interleave in one allocation are fine. What it only reads may overlap. Refused are only a tensor that
 // overlaps itself and one that starts where something else that is passed starts; nothing else of this is checked.
 // One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps
-// what Plan::memory calls "saved"), unless restore_saved() gave back what an earlier one had kept.
+// what Plan::memory calls "saved"), unless both are given memory for it, or restore_saved() gave back what an earlier one had
+// kept.
 #pragma once
 
 #include <cstddef>
@@ -63,6 +64,9 @@ struct ForwardTensors {
   const float* alibi_slopes = nullptr;  // (heads) or, with a batch stride, (batch, heads)
   std::int64_t alibi_batch_stride = 0;
   const float* sinks = nullptr;  // (heads)
+  // Where what backward() reads is kept, instead of the arena: as many bytes as Attention::saved() has, aligned to 64, memory
+  // of the device; empty: in the arena, until the next forward().
+  std::span<std::byte> saved{};
 };
 
 struct BackwardTensors {
@@ -75,7 +79,8 @@ struct BackwardTensors {
   const float* alibi_slopes = nullptr;
   std::int64_t alibi_batch_stride = 0;
   const float* sinks = nullptr;
-  float* dsinks = nullptr;  // (heads), summed over all ranks; required with sinks
+  float* dsinks = nullptr;             // (heads), summed over all ranks; required with sinks
+  std::span<const std::byte> saved{};  // what the forward pass was given
 };
 
 struct ExecuteOptions {
@@ -131,7 +136,7 @@ class Attention {
   void wait();
   // What backward() reads of forward() besides tensors, as it lies in the arena (memory of the device); empty where nothing is
   // kept. Copied away after a forward() and given back later, it lets several forward() run before their backward(), as the
-  // layers of a model do.
+  // layers of a model do. ForwardTensors::saved does the same without a copy.
   std::span<const std::byte> saved() const;
   void restore_saved(std::span<const std::byte> saved);
   // saved() copied to as many bytes of memory of the device. There, both copies are enqueued like passes.

@@ -53,6 +53,9 @@ BackwardTensors backward_tensors(const std::vector<TensorTuple>& t, Address alib
           .dsinks = reinterpret_cast<float*>(dsinks)};
 }
 
+// Memory that passes keep what they must in; they copy to other memory, as a view of a tensor may be.
+bool is_aligned(Address saved) { return saved % 64 == 0; }
+
 constexpr double kDeadline = 30.0;  // of simulated ranks, which are threads
 
 std::span<std::byte> bytes_at(Address address, std::int64_t bytes) {
@@ -97,14 +100,19 @@ class Session {
 
   void forward(const TensorTuple& q, const TensorTuple& k, const TensorTuple& v, const TensorTuple& o, const TensorTuple& lse,
                Address alibi, std::int64_t alibi_stride, Address sinks, Address saved, std::int64_t saved_bytes) {
-    attention_.forward(forward_tensors(q, k, v, o, lse, alibi, alibi_stride, sinks));
-    attention_.copy_saved(bytes_at(saved, saved_bytes));
+    const std::span<std::byte> keeps = bytes_at(saved, saved_bytes);
+    ForwardTensors tensors = forward_tensors(q, k, v, o, lse, alibi, alibi_stride, sinks);
+    if (is_aligned(saved)) tensors.saved = keeps;
+    attention_.forward(tensors);
+    if (!is_aligned(saved)) attention_.copy_saved(keeps);
   }
 
   void backward(const std::vector<TensorTuple>& tensors, Address alibi, std::int64_t alibi_stride, Address sinks,
                 Address dsinks, Address saved, std::int64_t saved_bytes) {
-    attention_.restore_saved(bytes_at(saved, saved_bytes));
-    attention_.backward(backward_tensors(tensors, alibi, alibi_stride, sinks, dsinks));
+    BackwardTensors given = backward_tensors(tensors, alibi, alibi_stride, sinks, dsinks);
+    if (is_aligned(saved)) given.saved = bytes_at(saved, saved_bytes);
+    if (!is_aligned(saved)) attention_.restore_saved(bytes_at(saved, saved_bytes));
+    attention_.backward(given);
   }
 
   void set_seed(std::uint64_t seed) { attention_.set_seed(seed); }

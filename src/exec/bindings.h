@@ -23,6 +23,7 @@ struct Bindings {
   std::int64_t alibi_batch_stride = 0;
   const float* sinks = nullptr;
   float* dsinks = nullptr;
+  std::byte* saved = nullptr;  // instead of the arena's; backward only reads it
 
   const Binding& operator[](TensorKind kind) const { return tensors[static_cast<std::size_t>(kind)]; }
   Binding& operator[](TensorKind kind) { return tensors[static_cast<std::size_t>(kind)]; }

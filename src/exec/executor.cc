@@ -97,6 +97,7 @@ Executor::Executor(const Plan& plan, Communicator& communicator, const ExecuteOp
       pool_(make_pool(plan_->options.threads, options.caller_threads)),
       trace_(*plan_, options.trace),
       queue_(options.fake_device ? make_fake_device_queue(options.fake_device_seed) : make_cpu_queue()) {
+  saved_bytes_ = static_cast<std::int64_t>(saved().size());
   if (device_ != nullptr) prepare_device();
   prepare(Pass::forward);
   if (!plan_->has_backward) return;
@@ -143,6 +144,7 @@ void Executor::check_space() const {
   check(bindings_.alibi_slopes, "alibi_slopes");
   check(bindings_.sinks, "sinks");
   check(bindings_.dsinks, "dsinks");
+  check(bindings_.saved, "saved");
 }
 
 // What a library's fused attention makes of these tensors is known only now.
@@ -200,6 +202,7 @@ void Executor::prepare(Pass pass) {
     for (const Round& round : stage.rounds) {
       RINGSPAN_CHECK(round.number < (std::uint64_t{1} << kPlanRoundBits));
       for (const Transfer& transfer : round.transfers) {
+        RINGSPAN_CHECK(transfer.offset >= saved_bytes_);  // which need not lie in the arena
         state.messages.push_back({transfer.send ? Message::Direction::send : Message::Direction::receive, transfer.peer,
                                   mirror_ ? mirror_->at(transfer.offset) : arena_.data() + transfer.offset, transfer.bytes});
       }
@@ -208,16 +211,22 @@ void Executor::prepare(Pass pass) {
 }
 
 void Executor::forward(const ForwardTensors& tensors) {
-  execute(Pass::forward, [&] { return bind(*plan_, tensors); });
+  execute(Pass::forward, [&] {
+    Bindings bindings = bind(*plan_, tensors);
+    bindings.saved = given_saved(tensors.saved);
+    return bindings;
+  });
 }
 
 void Executor::backward(const BackwardTensors& tensors) {
   execute(Pass::backward, [&] {
     if (!plan_->has_backward) throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
-    if (!has_forward_ && reads_saved_) {
+    if (!has_forward_ && reads_saved_ && tensors.saved.empty()) {
       throw InvalidArgument("backward() reads what forward() keeps in the arena, but forward() has not run");
     }
-    return bind(*plan_, tensors, reads_o_);
+    Bindings bindings = bind(*plan_, tensors, reads_o_);
+    bindings.saved = given_saved(tensors.saved);
+    return bindings;
   });
 }
 
@@ -263,6 +272,15 @@ void Executor::check_saved(std::size_t bytes) const {
   throw InvalidArgument(fmt::format("saved has {} bytes, but the plan keeps {}", bytes, saved().size()));
 }
 
+std::byte* Executor::given_saved(std::span<const std::byte> saved) const {
+  if (saved.empty()) return nullptr;
+  check_saved(saved.size());
+  if (reinterpret_cast<std::uintptr_t>(saved.data()) % Arena::kAlignment != 0) {
+    throw InvalidArgument(fmt::format("saved ({}) is not aligned to {} bytes", fmt::ptr(saved.data()), Arena::kAlignment));
+  }
+  return const_cast<std::byte*>(saved.data());
+}
+
 void Executor::copy_bytes(void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   if (device_ != nullptr) return device_->copy(to, from, static_cast<std::int64_t>(bytes));
@@ -294,7 +312,7 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
     fail();
     throw;
   }
-  has_forward_ = has_forward_ || pass == Pass::forward;
+  has_forward_ = has_forward_ || (pass == Pass::forward && bindings_.saved == nullptr);
   const std::chrono::duration<double> seconds = Clock::now() - begin;
   pass_->stats.seconds = seconds.count();
   pass_->stats.waiting_seconds = std::chrono::duration<double>(waiting_).count();

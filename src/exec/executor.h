@@ -99,6 +99,7 @@ class Executor {
   void check_space() const;
   void check_fused(Pass pass) const;
   void check_saved(std::size_t bytes) const;
+  std::byte* given_saved(std::span<const std::byte> saved) const;
   void copy_bytes(void* to, const void* from, std::size_t bytes);
   template <typename Bind>
   void execute(Pass pass, const Bind& bind_tensors);
@@ -150,7 +151,8 @@ class Executor {
   std::uint64_t call_number_ = 0;  // of both passes, the same on all ranks
   bool reads_o_ = false;           // backward does
   bool reads_saved_ = false;       // backward reads what forward keeps in the arena
-  bool has_forward_ = false;
+  bool has_forward_ = false;       // that kept it there
+  std::int64_t saved_bytes_ = 0;
   std::exception_ptr failure_;
   std::unique_ptr<Queue> queue_;  // last: a device may still run calls when the rest is torn down
 };

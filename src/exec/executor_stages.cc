@@ -17,7 +17,7 @@ void Executor::run() {
   pass_->params.alibi_slopes = bindings_.alibi_slopes;
   pass_->params.alibi_batch_stride = bindings_.alibi_batch_stride;
   pass_->params.sinks = bindings_.sinks;
-  memory_ = {&program, arena_.data(), &bindings_, plan_->problem.group()};
+  memory_ = {&program, arena_.data(), &bindings_, plan_->problem.group(), saved_bytes_};
   next_message_ = 0;
   if (device_ != nullptr) device_->begin_pass();
   if (bindings_.dsinks != nullptr && pass_ == &passes_[1]) clear_sink_gradients();

@@ -18,7 +18,8 @@ Located locate(const Memory& memory, std::int64_t batch_first, const Progression
   const View& view = memory.program->views[static_cast<std::size_t>(ref.view)];
   std::byte* base = nullptr;
   if (view.in_arena) {
-    base = memory.arena + view.offset;
+    const bool elsewhere = memory.bindings->saved != nullptr && view.offset < memory.saved_bytes;
+    base = (elsewhere ? memory.bindings->saved : memory.arena) + view.offset;
     located.batch_stride = view.batch_stride;
     located.row_stride = view.row_stride;
     located.head_stride = view.head_stride;

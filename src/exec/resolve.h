@@ -20,7 +20,8 @@ struct Memory {
   const Program* program = nullptr;
   std::byte* arena = nullptr;
   const Bindings* bindings = nullptr;
-  int group = 1;  // query heads per kv head
+  int group = 1;                 // query heads per kv head
+  std::int64_t saved_bytes = 0;  // at the arena's begin, or where the bindings say
 };
 
 // The kv heads that the query heads read: as a progression where they are one, otherwise a progression that covers them and

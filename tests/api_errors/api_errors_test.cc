@@ -113,6 +113,26 @@ TEST(AttentionErrors, SavedOfAnotherPlan) {
     expect_throw<InvalidArgument>([&] { attention.restore_saved(saved); }, expected);
     expect_throw<InvalidArgument>([&] { attention.copy_saved(saved); }, expected);
   });
+  Case half = make_case(2);
+  half.problem.dtype = DType::bfloat16;  // keeps o in float32
+  run(half, Whole(half), [](Attention& attention, const RankTensors& tensors) {
+    const std::size_t bytes = attention.saved().size();
+    const SharedMemory memory(bytes + 64);
+    ForwardTensors forward = tensors.forward();
+    forward.saved = memory.bytes().first(bytes + 1);
+    expect_throw<InvalidArgument>(
+        [&] { attention.forward(forward); },
+        "saved has " + std::to_string(bytes + 1) + " bytes, but the plan keeps " + std::to_string(bytes));
+    forward.saved = memory.bytes().subspan(4, bytes);
+    expect_throw<InvalidArgument>([&] { attention.forward(forward); }, "is not aligned to 64 bytes");
+    forward.saved = memory.bytes().first(bytes);
+    attention.forward(forward);
+    expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); },
+                                  "backward() reads what forward() keeps in the arena, but forward() has not run");
+    BackwardTensors backward = tensors.backward();
+    backward.saved = forward.saved;
+    attention.backward(backward);
+  });
 }
 
 TEST(AttentionErrors, BackwardOfAForwardOnlyPlan) {

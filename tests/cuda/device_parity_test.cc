@@ -194,29 +194,37 @@ TEST(Device, SavedGoesAwayAndComesBack) {
   test.problem.dtype = DType::float16;  // o is kept in float32
   test.problem.kv_heads = test.problem.heads;
   test.execute.device = test_device();
-  const auto script = [&](Attention& attention, const RankTensors& rank) {
+  const auto interleaved = [&](bool given, Attention& attention, const RankTensors& rank) {
     const internal::PlanData& plan = attention.plan().data();
+    ASSERT_FALSE(attention.saved().empty());
+    DeviceBuffer memory(test_device(), static_cast<std::int64_t>(attention.saved().size()));
+    const std::span<std::byte> kept(memory.data(), attention.saved().size());
     DeviceTensors forward(test_device(), plan);
-    attention.forward(on_device(forward, plan.problem, rank.forward()));
+    ForwardTensors first = on_device(forward, plan.problem, rank.forward());
+    if (given) first.saved = kept;
+    attention.forward(first);
     attention.wait();
     forward.copy_back();
-    ASSERT_FALSE(attention.saved().empty());
-    const auto bytes = static_cast<std::int64_t>(attention.saved().size());
-    DeviceBuffer kept(test_device(), bytes);
-    attention.copy_saved({kept.data(), static_cast<std::size_t>(bytes)});
+    if (!given) attention.copy_saved(kept);
     DeviceTensors other(test_device(), plan);
     ForwardTensors again = on_device(other, plan.problem, rank.forward());
     again.q = again.k;  // another forward pass that keeps something else
     attention.forward(again);
-    attention.restore_saved({kept.data(), static_cast<std::size_t>(bytes)});
+    if (!given) attention.restore_saved(kept);
     attention.wait();
     DeviceTensors backward(test_device(), plan);
-    attention.backward(on_device(backward, plan.problem, rank.backward()));
+    BackwardTensors last = on_device(backward, plan.problem, rank.backward());
+    if (given) last.saved = kept;
+    attention.backward(last);
     attention.wait();
     backward.copy_back();
   };
   const Whole whole(test);
-  EXPECT_EQ(run(test, whole, script), run_on_device(test, whole));
+  const Outputs expected = run_on_device(test, whole);
+  for (const bool given : {false, true}) {
+    const auto script = [&](Attention& attention, const RankTensors& rank) { interleaved(given, attention, rank); };
+    EXPECT_EQ(run(test, whole, script), expected) << (given ? "given" : "copied");
+  }
 }
 
 TEST(Device, Names) {
