@@ -94,9 +94,14 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   __device__ __forceinline__ void arrive_threads(std::uint32_t barrier) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
   }
+#ifdef RINGSPAN_CUDA_RACECHECK  // a tool that looks for races knows only the threads that arrived
+  static constexpr int kArrivalsOfWarp = 32;
+#else
+  static constexpr int kArrivalsOfWarp = 1;
+#endif
   __device__ __forceinline__ void arrive_warps(std::uint32_t barrier) {
     __syncwarp();
-    if (threadIdx.x % 32 == 0) arrive_threads(barrier);
+    if (threadIdx.x % 32 < kArrivalsOfWarp) arrive_threads(barrier);
   }
   __device__ __forceinline__ void arrive_when_copied(std::uint32_t barrier) {
     asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");

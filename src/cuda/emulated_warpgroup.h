@@ -109,6 +109,7 @@ class EmulatedHopperMachine {
 
   void init_barrier(std::uint32_t barrier, int arrivals) { block_.init_barrier(barrier, arrivals); }
   void arrive_threads(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads); }
+  static constexpr int kArrivalsOfWarp = 1;
   void arrive_warps(std::uint32_t barrier) { block_.arrive(role_, barrier, kThreads / 32); }
   void arrive_when_copied(std::uint32_t barrier) { block_.arrive_when_copied(role_, barrier, kThreads); }
   void prefetch_maps(int) {}

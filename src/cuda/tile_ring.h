@@ -20,7 +20,7 @@ class TileRing {
   RINGSPAN_DEVICE void init(M& m, int copying_threads, int multiplying_warps) const {
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
       m.init_barrier(full(buffer), 2 * copying_threads);
-      m.init_barrier(empty(buffer), multiplying_warps);
+      m.init_barrier(empty(buffer), multiplying_warps * M::kArrivalsOfWarp);
     }
   }
 

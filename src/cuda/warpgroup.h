@@ -25,7 +25,7 @@
 // (sync() meets the role's threads, thread numbers begin at 0). They meet at barriers (mbarrier), 8 bytes of shared memory that
 // the block initialises before its roles begin; a phase is over when all arrivals have come.
 //   init_barrier(address, arrivals)                         by one thread
-//   arrive_threads(b), arrive_warps(b)                      an arrival of each thread; of each warp
+//   arrive_threads(b), arrive_warps(b)                      an arrival of each thread; kArrivalsOfWarp of each warp
 //   arrive_when_copied(b)                                   of each thread, when all copies that it began have arrived
 //   expect_bytes(b, n)                                      by one thread before its arrival: the phase waits for n bytes too
 //   prefetch_maps(count)                                    by all threads of the role: the first maps are going to be used
