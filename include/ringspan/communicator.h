@@ -47,6 +47,8 @@ struct PeerTraffic {
   std::int64_t received_messages = 0;
 };
 
+class StreamMessages;
+
 class Communicator {
  public:
   using Seconds = std::chrono::duration<double>;
@@ -66,9 +68,25 @@ class Communicator {
 
   // Whether messages may lie in memory of a device as `data` does; false for host memory, which is always taken.
   virtual bool takes_device_memory(const void* /*data*/) const { return false; }
+  // Where such messages may also go in the order of streams; owned by the communicator. Null: they may not.
+  virtual StreamMessages* on_streams() { return nullptr; }
 
   // Payload moved to and from each peer so far: size() entries.
   virtual std::span<const PeerTraffic> traffic() const = 0;
+};
+
+// Messages in memory of a device in the order of a stream: the host waits for peers to post, never for a device. `stream` is
+// what the driver calls one (a cudaStream_t), of the device in whose memory the whole batch lies. One side of a message may do
+// so while the other posts as above.
+class StreamMessages {
+ public:
+  virtual ~StreamMessages() = default;
+
+  // As Communicator::post(), after all that is enqueued on `stream` so far.
+  virtual Request post(void* stream, std::uint64_t round, std::span<const Message> batch) = 0;
+  // Of such a request, and only here: returns when all its messages are enqueued, throws as Communicator::wait() does. What is
+  // enqueued on `stream` from now on sees what was received, and may write over what was sent.
+  virtual void wait(void* stream, Request request, Communicator::Seconds deadline) = 0;
 };
 
 }  // namespace ringspan

@@ -3,9 +3,14 @@
 //
 // Everything is enqueued in order and never waited for. Errors of the device are thrown as DeviceError.
 // Thread safety: one thread at a time, except is_complete() and holds(), which any thread may call.
+//
+// SharedPoint: a point of one rank's stream that others wait for, from a pool of that rank. It may be recorded anew when all
+// that had to wait for it have been told to.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -13,6 +18,12 @@
 #include "base/function_ref.h"
 
 namespace ringspan {
+
+// A place in the order of a stream.
+class StreamPoint {
+ public:
+  virtual ~StreamPoint() = default;
+};
 
 class DeviceStream {
  public:
@@ -27,6 +38,38 @@ class DeviceStream {
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
   virtual std::uint64_t record() = 0;
   virtual bool is_complete(std::uint64_t event) = 0;
+
+  // Of streams by their handles. A point stands for all that is enqueued on `stream`, of this device, when it is recorded; what
+  // is enqueued on `stream`, of any device, after follow() comes after it. Both may be used while a stream is captured.
+  virtual std::unique_ptr<StreamPoint> make_point() = 0;
+  virtual void record(StreamPoint& point, void* stream) = 0;
+  virtual void follow(const StreamPoint& point, void* stream) = 0;
+};
+
+struct SharedPoint {
+  std::unique_ptr<StreamPoint> point;
+  std::atomic<int> followers{0};  // that are still to come; by any thread
+};
+
+// One thread takes; points outlive the stream that made them. Cost: allocates until as many exist as are in use at a time.
+class SharedPoints {
+ public:
+  SharedPoint& take(DeviceStream& stream, int followers) {
+    for (SharedPoint& point : points_) {
+      if (point.followers.load(std::memory_order_acquire) == 0) return reserve(point, followers);
+    }
+    std::unique_ptr<StreamPoint> made = stream.make_point();
+    SharedPoint& point = points_.emplace_back();
+    point.point = std::move(made);
+    return reserve(point, followers);
+  }
+
+ private:
+  static SharedPoint& reserve(SharedPoint& point, int followers) {
+    point.followers.store(followers, std::memory_order_relaxed);
+    return point;
+  }
+  std::deque<SharedPoint> points_;  // stable addresses
 };
 
 // Makes a stream on a rank's device; a duplicate of a communicator needs another one.

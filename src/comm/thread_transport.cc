@@ -1,15 +1,19 @@
 // Ranks as threads: a channel per ordered pair holds the side that posted first; the side that posts second copies: at once in
-// host memory, on its stream where one of the buffers is memory of a device.
+// host memory, on its stream where one of the buffers is memory of a device. For a side that posted in the order of a stream
+// the message is complete when the copy is enqueued: behind the point where that side posted, and before the point that its
+// stream waits for in the end. The other points of a stream are asked about, by whoever looks.
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
 
 #include "base/check.h"
+#include "comm/rounds.h"
 #include "comm/thread_world.h"
 #include "comm/transport.h"
 #include "ringspan/error.h"
@@ -30,13 +34,13 @@ class ThreadTransport final : public Transport {
   ThreadTransport(std::shared_ptr<ThreadWorld> world, int rank, DeviceStreamFactory make_stream);
   ~ThreadTransport() override;
   bool takes_device_memory(const void* data) const override { return stream_ != nullptr && stream_->holds(data); }
+  StreamMessages* on_streams() override { return stream_ != nullptr ? &on_streams_ : nullptr; }
 
   // A copy that a device makes, until somebody has seen that it is done.
   struct DeviceCopy {
     DeviceStream* stream = nullptr;
     std::uint64_t event = 0;
-    Operation* send = nullptr;
-    Operation* receive = nullptr;
+    Operation* sides[2] = {};  // null: posted in the order of a stream
   };
 
   // From one rank to another. Only one of the queues is ever non-empty. The mutex is never held during a copy.
@@ -50,6 +54,17 @@ class ThreadTransport final : public Transport {
   };
 
  private:
+  class OnStreams final : public StreamMessages {
+   public:
+    explicit OnStreams(ThreadTransport& transport) : transport_(transport) {}
+    Request post(void* stream, std::uint64_t round, std::span<const Message> batch) override;
+    void wait(void* stream, Request request, Seconds deadline) override;
+
+   private:
+    ThreadTransport& transport_;
+  };
+
+  void check_batch(std::uint64_t round, std::span<const Message> batch) override;
   void start(Operation& operation) override;
   void pump() override;
   void block(TimePoint until) override;
@@ -60,14 +75,22 @@ class ThreadTransport final : public Transport {
   std::unique_ptr<Communicator> make_duplicate() override;
 
   void copy(Channel& channel, std::unique_lock<std::mutex>& lock, Operation& send, Operation& receive);
+  SharedPoint& record_point(int followers, void* stream);
   void begin_device_copy(Channel& channel, Operation& send, Operation& receive);
   static bool end_device_copies(Channel& channel, bool withdrawn);
+  static void end(Operation& operation);
   bool end_device_copies();
+  void await_enqueued_copies();
   void show_life();
 
   std::shared_ptr<ThreadWorld> world_;
   DeviceStreamFactory make_stream_;
   std::unique_ptr<DeviceStream> stream_;
+  OnStreams on_streams_{*this};
+  // Of the batch that is posted in the order of a stream, or null.
+  void* posting_stream_ = nullptr;
+  SharedPoint* posted_ = nullptr;
+  int posting_ = 0;
   bool copies_left_ = false;  // as of the last pump
   std::uint64_t seen_ = 0;    // signals seen by the last pump
   std::uint64_t duplicates_ = 0;
@@ -81,6 +104,7 @@ class ThreadWorld {
     std::atomic<std::int64_t> life{0};  // steady clock, nanoseconds
     std::atomic<bool> left{false};
     DeviceStream* stream = nullptr;  // of the rank while its operations are in channels
+    SharedPoints points;             // of the rank, for the others
     std::mutex mutex;
     std::condition_variable changed;
     std::uint64_t signals = 0;
@@ -167,6 +191,10 @@ ThreadTransport::~ThreadTransport() {
 void ThreadTransport::start(Operation& operation) {
   const bool sending = operation.message.direction == Message::Direction::send;
   const int peer = operation.message.peer;
+  if (posting_stream_ != nullptr) {
+    if (posted_ == nullptr) posted_ = &record_point(posting_, posting_stream_);
+    operation.before = posted_;
+  }
   Channel& channel = sending ? world_->channel(rank(), peer) : world_->channel(peer, rank());
   std::unique_lock lock(channel.mutex);
   OperationQueue& others = sending ? channel.receives : channel.sends;
@@ -209,26 +237,82 @@ void ThreadTransport::copy(Channel& channel, std::unique_lock<std::mutex>& lock,
     std::memcpy(destination + at, source + at, static_cast<std::size_t>(std::min(kCopyPiece, bytes - at)));
     show_life();
   }
-  send.moved = receive.moved = bytes;
   lock.lock();
   --channel.copying;
   channel.idle.notify_all();
-  // The owners may free the operations from here on.
-  send.complete.store(true, std::memory_order_release);
-  receive.complete.store(true, std::memory_order_release);
+  end(send);
+  end(receive);
 }
 
-// Enters and leaves with the channel locked; `copying` keeps both buffers from being withdrawn until the copy was seen to end.
+Request ThreadTransport::OnStreams::post(void* stream, std::uint64_t round, std::span<const Message> batch) {
+  ThreadTransport& self = transport_;
+  self.posting_stream_ = stream;
+  self.posting_ = static_cast<int>(batch.size());
+  self.posted_ = nullptr;
+  const auto reset = [](ThreadTransport* transport) { transport->posting_stream_ = nullptr; };
+  const std::unique_ptr<ThreadTransport, decltype(reset)> until_return(&self, reset);
+  return self.Transport::post(round, batch);
+}
+
+void ThreadTransport::check_batch(std::uint64_t round, std::span<const Message> batch) {
+  if (posting_stream_ == nullptr) return;
+  for (const Message& message : batch) {
+    if (stream_->holds(message.data)) continue;
+    throw InvalidArgument(fmt::format("{}{}: a message in the order of a stream lies at {}, which is not memory of {}",
+                                      prefix(), round_name(round), fmt::ptr(message.data), stream_->name()));
+  }
+}
+
+void ThreadTransport::OnStreams::wait(void* stream, Request request, Seconds deadline) {
+  transport_.wait_for(request, deadline, true, [&](Operation& operation) {
+    transport_.stream_->follow(*operation.after->point, stream);
+    operation.after->followers.fetch_sub(1, std::memory_order_release);
+  });
+}
+
+SharedPoint& ThreadTransport::record_point(int followers, void* stream) {
+  SharedPoint& point = world_->endpoint(rank()).points.take(*stream_, followers);
+  stream_->record(*point.point, stream);
+  return point;
+}
+
+// Enters and leaves with the channel locked; `copying` keeps buffers from being withdrawn until the copy was seen to end, for
+// the sides that wait on the host.
 void ThreadTransport::begin_device_copy(Channel& channel, Operation& send, Operation& receive) {
-  channel.copies.push_back({stream_.get(), 0, &send, &receive});
-  ++channel.copying;
-  try {
+  Operation* const sides[] = {&send, &receive};
+  const int on_streams = (send.before != nullptr ? 1 : 0) + (receive.before != nullptr ? 1 : 0);
+  SharedPoint* done = nullptr;
+  const auto enqueue = [&] {
+    for (const Operation* side : sides) {
+      if (side->before == nullptr) continue;
+      stream_->follow(*side->before->point, stream_->handle());
+      side->before->followers.fetch_sub(1, std::memory_order_release);
+    }
     stream_->copy(receive.message.data, send.message.data, send.message.bytes);
-    channel.copies.back().event = stream_->record();
-  } catch (...) {
-    channel.copies.pop_back();
-    --channel.copying;
-    throw;
+    if (on_streams > 0) done = &record_point(on_streams, stream_->handle());
+  };
+  if (on_streams == 2) {
+    enqueue();
+  } else {
+    channel.copies.push_back({stream_.get(), 0, {}});
+    ++channel.copying;
+    try {
+      enqueue();
+      channel.copies.back().event = stream_->record();
+    } catch (...) {
+      channel.copies.pop_back();
+      --channel.copying;
+      throw;
+    }
+  }
+  for (std::size_t index = 0; index < 2; ++index) {
+    Operation& side = *sides[index];
+    if (side.before == nullptr) {
+      channel.copies.back().sides[index] = &side;
+    } else {
+      side.after = done;
+      end(side);
+    }
   }
 }
 
@@ -253,11 +337,9 @@ bool ThreadTransport::end_device_copies(Channel& channel, bool withdrawn) {
     }
     --channel.copying;
     if (!complete) continue;
-    copy.send->moved = copy.receive->moved = copy.send->message.bytes;
-    // The owners may free the operations from here on.
-    Operation* const receive = copy.receive;
-    copy.send->complete.store(true, std::memory_order_release);
-    receive->complete.store(true, std::memory_order_release);
+    for (Operation* side : copy.sides) {
+      if (side != nullptr) end(*side);
+    }
   }
   if (kept != channel.copies.size()) channel.idle.notify_all();
   channel.copies.resize(kept);
@@ -275,6 +357,12 @@ bool ThreadTransport::end_device_copies() {
     }
   }
   return left;
+}
+
+// The owner may free the operation from here on.
+void ThreadTransport::end(Operation& operation) {
+  operation.moved = operation.message.bytes;
+  operation.complete.store(true, std::memory_order_release);
 }
 
 void ThreadTransport::show_life() {
@@ -330,6 +418,24 @@ void ThreadTransport::withdraw() {
         }
       }
     }
+  }
+  await_enqueued_copies();
+}
+
+// Those of our messages that were posted in the order of a stream: no stream of ours has been told to wait for them.
+void ThreadTransport::await_enqueued_copies() {
+  bool any = false;
+  try {
+    for_each_outstanding([&](Operation& operation) {
+      if (operation.after == nullptr) return;
+      stream_->follow(*operation.after->point, stream_->handle());
+      any = true;
+    });
+    if (!any) return;
+    const std::uint64_t last = stream_->record();
+    while (!stream_->is_complete(last)) std::this_thread::sleep_for(kPoll);
+  } catch (const DeviceError&) {
+    return;  // a failed device copies nothing more, and what is captured has not begun to
   }
 }
 

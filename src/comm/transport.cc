@@ -72,9 +72,13 @@ bool Transport::test(Request request) {
   return is_complete(slot);
 }
 
-void Transport::wait(Request request, Seconds deadline) {
+void Transport::wait_for(Request request, Seconds deadline, bool on_stream, FunctionRef<void(Operation&)> land) {
   throw_if_failed();
   Slot& slot = find(request);
+  if (slot.first != nullptr && (slot.first->before != nullptr) != on_stream) {
+    throw InvalidArgument(fmt::format("{}request {} was {}posted in the order of a stream, and is waited for likewise",
+                                      prefix(), request, on_stream ? "not " : ""));
+  }
   if (std::isnan(deadline.count())) throw InvalidArgument(prefix() + "the deadline of wait is not a number");
   Listening listening;
   while (true) {
@@ -86,7 +90,15 @@ void Transport::wait(Request request, Seconds deadline) {
     block(std::min(expiry, Clock::now() + kTick));
   }
   awaited_ = nullptr;
+  for (Operation* operation = slot.first; operation != nullptr; operation = operation->next_in_batch) land(*operation);
   release(slot, static_cast<std::uint32_t>(request & ((1U << kSlotBits) - 1)) - 1);
+}
+
+void Transport::for_each_outstanding(FunctionRef<void(Operation&)> action) {
+  for (const Slot& slot : slots_) {
+    if (!slot.active) continue;
+    for (Operation* operation = slot.first; operation != nullptr; operation = operation->next_in_batch) action(*operation);
+  }
 }
 
 void Transport::progress() {
@@ -193,6 +205,7 @@ Transport::Operation* Transport::take_operation() {
   operation->moved = 0;
   operation->next = nullptr;
   operation->next_in_batch = nullptr;
+  operation->before = operation->after = nullptr;
   operation->complete.store(false, std::memory_order_relaxed);
   return operation;
 }

@@ -17,7 +17,9 @@
 #include <string_view>
 #include <vector>
 
+#include "base/function_ref.h"
 #include "comm/batch_checker.h"
+#include "comm/device_stream.h"
 #include "ringspan/communicator.h"
 #include "ringspan/error.h"
 
@@ -37,7 +39,9 @@ class Transport : public Communicator {
 
   Request post(std::uint64_t round, std::span<const Message> batch) final;
   bool test(Request request) final;
-  void wait(Request request, Seconds deadline) final;
+  void wait(Request request, Seconds deadline) final {
+    wait_for(request, deadline, false, [](Operation&) {});
+  }
   void progress() final;
   void abort(const std::string& reason) noexcept final;
   std::unique_ptr<Communicator> duplicate() final;
@@ -53,7 +57,11 @@ class Transport : public Communicator {
     std::int64_t moved = 0;     // payload bytes moved so far, kept by the transport
     Operation* next = nullptr;  // in a Queue
     Operation* next_in_batch = nullptr;
-    std::atomic<bool> complete{false};  // after this the transport touches neither the operation nor its buffer
+    // In the order of a stream: the message comes after `before`, and what comes after `after` sees it. Else both are null.
+    SharedPoint* before = nullptr;
+    SharedPoint* after = nullptr;
+    // After this the transport touches neither the operation nor, but in the order of a stream, its buffer.
+    std::atomic<bool> complete{false};
   };
 
   // How long peers have been silent while this rank listened: from the begin of a wait on, and anew where this rank itself has
@@ -119,6 +127,11 @@ class Transport : public Communicator {
   // After this no posted buffer is touched any more.
   virtual void withdraw() = 0;
   virtual std::unique_ptr<Communicator> make_duplicate() = 0;
+
+  // wait() of a request that was posted in the order of a stream or was not; `land` is called for each message in the end.
+  void wait_for(Request request, Seconds deadline, bool on_stream, FunctionRef<void(Operation&)> land);
+  // What was posted and not yet waited for.
+  void for_each_outstanding(FunctionRef<void(Operation&)> action);
 
   // Makes the communicator failed and throws. `cause` follows "rank 3/8: waiting for ...: ".
   [[noreturn]] void fail(std::string_view cause);

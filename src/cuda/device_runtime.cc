@@ -73,6 +73,21 @@ const cudaDeviceProp& properties_of(int index) {
   return known.emplace(index, properties).first->second;
 }
 
+class CudaPoint final : public StreamPoint {
+ public:
+  explicit CudaPoint(const std::string& device) {
+    const RelaxedCapture relaxed;
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cannot create an event on " + device);
+  }
+  ~CudaPoint() override { ignore(cudaEventDestroy(event_)); }
+  CudaPoint(const CudaPoint&) = delete;
+  CudaPoint& operator=(const CudaPoint&) = delete;
+  cudaEvent_t event() const { return event_; }
+
+ private:
+  cudaEvent_t event_ = nullptr;
+};
+
 class CudaRuntime final : public Runtime {
  public:
   CudaRuntime(int index, void* stream)
@@ -285,6 +300,21 @@ class CudaRuntime final : public Runtime {
       }
       std::this_thread::yield();
     }
+  }
+
+  std::unique_ptr<StreamPoint> make_point() override {
+    const CurrentDevice current(index_);
+    return std::make_unique<CudaPoint>(name_);
+  }
+  void record(StreamPoint& point, void* stream) override {
+    const CurrentDevice current(index_);
+    check(cudaEventRecord(static_cast<CudaPoint&>(point).event(), static_cast<cudaStream_t>(stream)),
+          "cannot record an event on " + name_);
+  }
+  void follow(const StreamPoint& point, void* stream) override {
+    const CurrentDevice current(index_);
+    check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<const CudaPoint&>(point).event(), 0),
+          "cannot let a stream wait on " + name_);
   }
 
   void finish() noexcept override {

@@ -1,5 +1,6 @@
 #include <fmt/format.h>
 
+#include <atomic>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -189,10 +190,21 @@ class PinnedMemory {
   std::map<const std::byte*, Block> blocks_;
 };
 
+// Of a stream, or of a capture. The queue goes when nobody waits for it any more.
+struct EmulatedPoint final : StreamPoint {
+  std::shared_ptr<Queue> queue;
+  Event event = 0;
+  EmulatedGraph* graph = nullptr;
+  std::uint64_t captured = 0;
+};
+
 class EmulatedRuntime final : public Runtime {
  public:
   EmulatedRuntime(std::uint64_t seed, EmulatedCapture* capture)
-      : capture_(capture), seed_(seed), queue_(make_fake_device_queue(seed)) {}
+      : capture_(capture),
+        seed_(seed),
+        graph_(capture == nullptr ? nullptr : capture->graph),
+        queue_(make_fake_device_queue(seed)) {}
 
   ~EmulatedRuntime() override { EmulatedRuntime::finish(); }  // one stream may wait for the other
   void finish() noexcept override {
@@ -214,7 +226,7 @@ class EmulatedRuntime final : public Runtime {
   bool has_warpgroups() const override { return true; }
   bool prefers_warpgroups() const override { return false; }  // as devices that do not have them
 
-  bool is_capturing() override { return capture_ != nullptr && capture_->active; }
+  bool is_capturing() override { return graph_ != nullptr && graph_.load()->is_capturing(); }
 
   std::byte* allocate(std::int64_t bytes) override {
     if (bytes > kMemory) {
@@ -247,7 +259,6 @@ class EmulatedRuntime final : public Runtime {
 
   bool holds_pinned(const void* data) const override { return PinnedMemory::instance().holds(data); }
   void copies_wait() override {
-    if (is_capturing()) return;
     if (copies_ == nullptr) copies_ = make_fake_device_queue(seed_ + 1);
     order_streams(StreamOrder::kCompute, *queue_, StreamOrder::kCopies, *copies_);
   }
@@ -269,17 +280,14 @@ class EmulatedRuntime final : public Runtime {
         std::memcpy(to + run * block.to_pitch, from + run * block.from_pitch, static_cast<std::size_t>(block.width));
       }
     };
-    if (is_capturing()) return capture_->work.push_back(work);
+    if (is_capturing()) return graph_.load()->add(copies_.get(), work);
     const StreamOrder::Point point = order_.issue(StreamOrder::kCopies);
     launch(*copies_, [this, point, work, accesses = std::move(accesses)] {
       order_.note(point, accesses);
       work();
     });
   }
-  void wait_for_copies() override {
-    if (is_capturing()) return;
-    order_streams(StreamOrder::kCopies, *copies_, StreamOrder::kCompute, *queue_);
-  }
+  void wait_for_copies() override { order_streams(StreamOrder::kCopies, *copies_, StreamOrder::kCompute, *queue_); }
 
   std::unique_ptr<FusedAttention> make_fused(std::string_view library) override {
     const bool provided = internal::is_provided_kernel(library);
@@ -343,7 +351,39 @@ class EmulatedRuntime final : public Runtime {
     queue_->wait(event, progress);
   }
 
+  std::unique_ptr<StreamPoint> make_point() override { return std::make_unique<EmulatedPoint>(); }
+  void record(StreamPoint& point, void* stream) override { of(stream).record_here(static_cast<EmulatedPoint&>(point)); }
+  void follow(const StreamPoint& point, void* stream) override {
+    of(stream).follow_here(static_cast<const EmulatedPoint&>(point));
+  }
+
  private:
+  static EmulatedRuntime& of(void* stream) {
+    return *static_cast<EmulatedRuntime*>(static_cast<EmulatedStream*>(stream)->runtime);
+  }
+  void record_here(EmulatedPoint& point) {
+    if (is_capturing()) {
+      point.graph = graph_;
+      point.captured = point.graph->record(queue_.get());
+      return;
+    }
+    point.graph = nullptr;
+    point.queue = queue_;
+    point.event = queue_->record();
+  }
+  void follow_here(const EmulatedPoint& point) {
+    if (point.graph == nullptr && is_capturing()) {
+      throw DeviceError("cuda-emulated captures, and is told to wait for what is not captured");
+    }
+    if (point.graph == nullptr) {
+      return launch(*queue_, [queue = point.queue, event = point.event] { queue->wait(event, [] {}); });
+    }
+    if (!point.graph->is_capturing())
+      throw DeviceError("cuda-emulated is told to wait for a point of a capture that has ended");
+    graph_ = point.graph;
+    point.graph->follow(queue_.get(), point.captured);
+  }
+
   class Fused final : public FusedAttention {
    public:
     Fused(EmulatedRuntime& runtime, std::unique_ptr<FusedAttention> provided)
@@ -394,8 +434,9 @@ class EmulatedRuntime final : public Runtime {
 
   // What is enqueued on `later` from now on runs after what is on `earlier` now.
   void order_streams(StreamOrder::Stream earlier, Queue& from, StreamOrder::Stream later, Queue& to) {
-    order_.start();
     if (capture_ != nullptr && capture_->events++ == capture_->forgotten_event) return;
+    if (is_capturing()) return graph_.load()->follow(&to, graph_.load()->record(&from));
+    order_.start();
     const std::uint64_t known = order_.signal(earlier, later);
     launch(to, [this, &from, event = from.record(), earlier, known] {
       from.wait(event, [] {});
@@ -416,7 +457,7 @@ class EmulatedRuntime final : public Runtime {
     });
   }
   void enqueue_plain(std::function<void()> work) {
-    if (is_capturing()) return capture_->work.push_back(std::move(work));
+    if (is_capturing()) return graph_.load()->add(queue_.get(), std::move(work));
     launch(*queue_, std::move(work));
   }
   static void launch(Queue& queue, std::function<void()> work) {
@@ -447,12 +488,13 @@ class EmulatedRuntime final : public Runtime {
   EmulatedCapture* capture_;
   std::map<const std::byte*, std::int64_t> allocated_;  // while someone counts
   std::uint64_t seed_;
+  std::atomic<EmulatedGraph*> graph_;  // that captures this stream, or did
   StreamOrder order_;
-  std::unique_ptr<Queue> queue_;
+  std::shared_ptr<Queue> queue_;
   std::unique_ptr<Queue> copies_;  // made when it is first used
   EmulatedStream stream_{
       [](void* queue, void (*function)(void*), void* argument) { static_cast<Queue*>(queue)->launch({function, argument}); },
-      queue_.get()};
+      queue_.get(), this};
 };
 
 }  // namespace

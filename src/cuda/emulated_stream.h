@@ -8,6 +8,7 @@ extern "C" struct EmulatedStream {
   // Runs function(argument) on the stream, after everything that was enqueued before.
   void (*launch)(void* queue, void (*function)(void*), void* argument);
   void* queue;
+  void* runtime;  // whose stream it is
 };
 
 }  // namespace ringspan::cuda

@@ -62,6 +62,7 @@ class GpuDevice final : public internal::Device {
   Event record() override { return runtime_->record(); }
   bool is_complete(Event event) override { return runtime_->is_complete(event); }
   void wait(Event event, FunctionRef<void()> progress) override { runtime_->wait(event, progress); }
+  void* stream() override { return runtime_->stream(); }
   void finish() noexcept override { runtime_->finish(); }
 
  private:

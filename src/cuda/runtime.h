@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "base/function_ref.h"
+#include "comm/device_stream.h"
 #include "cuda/arguments.h"
 #include "cuda/fused.h"
 #include "cuda/gradient.h"
@@ -75,6 +76,10 @@ class Runtime {
   virtual Event record() = 0;
   virtual bool is_complete(Event event) = 0;  // by any thread
   virtual void wait(Event event, FunctionRef<void()> progress) = 0;
+  // As of DeviceStream. Allowed in a capture, which a stream joins that follows a point of it.
+  virtual std::unique_ptr<StreamPoint> make_point() = 0;
+  virtual void record(StreamPoint& point, void* stream) = 0;
+  virtual void follow(const StreamPoint& point, void* stream) = 0;
   // Returns when nothing runs any more on either stream, whatever came of it.
   virtual void finish() noexcept = 0;
 };

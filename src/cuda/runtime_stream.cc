@@ -28,6 +28,9 @@ class RuntimeStream final : public DeviceStream {
   void copy(void* to, const void* from, std::int64_t bytes) override { runtime_->copy(to, from, bytes); }
   std::uint64_t record() override { return runtime_->record(); }
   bool is_complete(std::uint64_t event) override { return runtime_->is_complete(event); }
+  std::unique_ptr<StreamPoint> make_point() override { return runtime_->make_point(); }
+  void record(StreamPoint& point, void* stream) override { runtime_->record(point, stream); }
+  void follow(const StreamPoint& point, void* stream) override { runtime_->follow(point, stream); }
 
  private:
   std::unique_ptr<Runtime> runtime_;

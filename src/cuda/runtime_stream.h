@@ -1,6 +1,6 @@
 // RuntimeStream: a Runtime as what transports need of a device (comm/device_stream.h). Its stream is one of its own, beside
-// that on which the executor computes; the executor orders the two by waiting on the host, before it posts and after it was
-// sent.
+// that on which the executor computes: messages order the two by points of both (StreamMessages), or the executor waits on the
+// host before it posts and after it was sent.
 #pragma once
 
 #include <string>

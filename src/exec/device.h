@@ -96,6 +96,8 @@ class Device {
   virtual Event record() = 0;
   virtual bool is_complete(Event event) = 0;
   virtual void wait(Event event, FunctionRef<void()> progress) = 0;
+  // What the driver calls the stream that launches run on, for messages in its order (StreamMessages).
+  virtual void* stream() = 0;
   // Returns when launches and copies have ended, or failed: nothing uses any memory any more.
   virtual void finish() noexcept = 0;
 };

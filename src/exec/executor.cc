@@ -118,7 +118,11 @@ void Executor::prepare_device() {
   device_->name_kernels(plan_->options.attend_kernel, plan_->options.attend_backward_kernel);
   device_->check_supported(attend_params(*plan_).shape, plan_->has_backward,
                            std::max(most_rows(plan_->forward), most_rows(plan_->backward)));
-  if (!plan_->options.device_messages) mirror_.emplace(*device_, plan_->forward, plan_->backward);
+  if (plan_->options.device_messages) {
+    stream_messages_ = communicator_.on_streams();
+  } else {
+    mirror_.emplace(*device_, plan_->forward, plan_->backward);
+  }
   device_->reserve(task_list_bytes(*plan_));
 }
 

@@ -9,8 +9,9 @@
 //
 // With a Device the arena and the caller's tensors are memory of that device and nothing here touches them: launches and copies
 // go to the device in order. Messages lie in the arena where the communicator takes memory of the device
-// (PlanOptions::device_messages), else pass through host memory (message_mirror.h). The host waits for the device before
-// it posts messages, never at the end of a pass: what a pass computed is complete for what the caller enqueues behind it. With
+// (PlanOptions::device_messages), else pass through host memory (message_mirror.h). Where the communicator moves them in the
+// order of streams the host waits for its peers only; elsewhere it waits for the device before it posts. It never waits at the
+// end of a pass: what a pass computed is complete for what the caller enqueues behind it. With
 // PlanOptions::host_tensors the caller's tensors are pinned host memory, and only the copies of the plan touch them.
 //
 // Cost: everything is allocated by the constructor; forward() and backward() allocate nothing of ours unless they throw.
@@ -127,7 +128,8 @@ class Executor {
   Agreement agreement_;
   ExecuteOptions options_;
   std::unique_ptr<Device> device_;
-  std::optional<MessageMirror> mirror_;  // with a device, unless the plan has device_messages
+  std::optional<MessageMirror> mirror_;        // with a device, unless the plan has device_messages
+  StreamMessages* stream_messages_ = nullptr;  // with device_messages, where the communicator has them
   Arena arena_;
   ThreadPool pool_;
   Trace trace_;

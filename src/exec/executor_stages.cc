@@ -51,7 +51,8 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   const auto begin = Clock::now();
   for (const Launch& launch : stage.before) enqueue(launch);
   if (mirror_) copy_messages(stage, true);
-  if (device_ != nullptr ? !stage.rounds.empty() : !stage.before.empty()) drain();
+  const bool waits = device_ != nullptr ? !stage.rounds.empty() && stream_messages_ == nullptr : !stage.before.empty();
+  if (waits) drain();
   const auto prepared = Clock::now();
   if (!stage.copies.empty()) begin_copies(stage);
   post(stage);
@@ -75,7 +76,13 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
 void Executor::wait_for_messages() {
   if (requests_.empty()) return;
   const auto begin = Clock::now();
-  for (const Request request : requests_) communicator_.wait(request, options_.deadline);
+  for (const Request request : requests_) {
+    if (stream_messages_ != nullptr) {
+      stream_messages_->wait(device_->stream(), request, options_.deadline);
+    } else {
+      communicator_.wait(request, options_.deadline);
+    }
+  }
   waiting_ += Clock::now() - begin;
 }
 
@@ -84,7 +91,9 @@ void Executor::post(const Stage& stage) {
     if (round.transfers.empty()) continue;
     const std::span<const Message> batch(pass_->messages.data() + next_message_, round.transfers.size());
     next_message_ += batch.size();
-    requests_.push_back(communicator_.post((call_number_ & kCallMask) << kPlanRoundBits | round.number, batch));
+    const std::uint64_t number = (call_number_ & kCallMask) << kPlanRoundBits | round.number;
+    requests_.push_back(stream_messages_ != nullptr ? stream_messages_->post(device_->stream(), number, batch)
+                                                    : communicator_.post(number, batch));
     for (const Message& message : batch) {
       (message.direction == Message::Direction::send ? pass_->stats.sent_bytes : pass_->stats.received_bytes) += message.bytes;
     }

@@ -1,12 +1,14 @@
-// What the capture of a CUDA graph needs of one rank's passes, on the emulated device: that they wait for nothing, record no
-// event and allocate nothing but the memory of their task lists, and that a replay computes with what the tensors hold then,
-// whatever passes ran in between. Capture itself has not run on a GPU.
+// What the capture of a CUDA graph needs of passes, on the emulated device: that they wait for nothing, record no event that
+// outlives it, allocate nothing but the memory of their task lists, and that a replay computes with what the tensors hold then,
+// whatever passes ran in between. Ranks that are threads with devices are captured together, as one graph.
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <barrier>
 #include <memory>
 #include <vector>
 
+#include "comm_testing/decorators.h"
 #include "cuda/device_world.h"
 #include "cuda/emulated_capture.h"
 #include "cuda/gpu_device.h"
@@ -18,6 +20,7 @@ namespace ringspan::testing {
 namespace {
 
 using cuda::EmulatedCapture;
+using cuda::EmulatedGraph;
 
 constexpr const char* kDevice = "cuda-emulated";
 
@@ -43,9 +46,8 @@ Case make_case(DType dtype, bool on_host, std::uint64_t seed) {
 
 class Passes {
  public:
-  Passes(const Plan& plan, EmulatedCapture& capture)
-      : world_(make_thread_world(1)),
-        executor_(plan, *world_[0], {}, {}, std::make_unique<cuda::GpuDevice>(cuda::make_emulated_runtime(7, &capture))) {}
+  Passes(const Plan& plan, Communicator& communicator, EmulatedCapture& capture)
+      : executor_(plan, communicator, {}, {}, std::make_unique<cuda::GpuDevice>(cuda::make_emulated_runtime(7, &capture))) {}
   void run(const ForwardTensors& forward, const BackwardTensors& backward) {
     executor_.forward(forward);
     executor_.backward(backward);
@@ -53,7 +55,6 @@ class Passes {
   void wait() { executor_.wait(); }
 
  private:
-  std::vector<std::unique_ptr<Communicator>> world_;
   internal::Executor executor_;
 };
 
@@ -72,8 +73,10 @@ TEST(Capture, WaitsForNothingAndReplaysWhatItCaptured) {
     const auto script = [&](Attention& attention, const RankTensors& rank) {
       const Plan& plan = attention.plan();
       const Problem& problem = plan.problem();
-      EmulatedCapture capture;
-      Passes passes(plan, capture);
+      const auto world = make_thread_world(1);
+      EmulatedGraph graph;
+      EmulatedCapture capture{.graph = &graph};
+      Passes passes(plan, *world[0], capture);
       const RankTensors other(another, Whole(another), 0);
       DeviceTensors warm(kDevice, plan.data());
       const ForwardTensors warm_forward = on_device(warm, problem, other.forward());
@@ -89,20 +92,20 @@ TEST(Capture, WaitsForNothingAndReplaysWhatItCaptured) {
       EXPECT_EQ(capture.allocations, allocations) << "in the second pass";
       fixed.zero_inputs();
       const std::int64_t waits = capture.waits;
-      capture.active = true;
+      graph.begin();
       passes.run(forward, backward);
-      capture.active = false;
+      graph.end();
       EXPECT_EQ(capture.waits, waits);
       EXPECT_EQ(capture.allocations, allocations + 4) << "the task lists of two passes, on the host and on the device";
-      EXPECT_FALSE(capture.work.empty());
+      EXPECT_FALSE(graph.empty());
       // Passes with other tensors and task lists come between, and the captured ones have not run.
       for (int pass = 0; pass < 3; ++pass) passes.run(warm_forward, warm_backward);
       passes.wait();
       fixed.copy_back();
       EXPECT_TRUE(is_untouched(rank.forward().o.data, problem.tokens_q * problem.heads * problem.head_dim_v * size_of(dtype)));
-      for (int replay = 0; replay < 2; ++replay) {
+      for (std::uint64_t replay = 1; replay < 3; ++replay) {
         fixed.copy_in();
-        capture.replay();
+        graph.replay(replay);
       }
       fixed.copy_back();
     };
@@ -112,17 +115,121 @@ TEST(Capture, WaitsForNothingAndReplaysWhatItCaptured) {
   }
 }
 
-// The test above could not fail if the emulated device let everything pass.
+// Waits for messages on a stream that computes nothing (a planted bug).
+class WaitsElsewhere final : public comm_testing::ForwardingCommunicator, private StreamMessages {
+ public:
+  using ForwardingCommunicator::ForwardingCommunicator;
+  StreamMessages* on_streams() override { return this; }
+
+ private:
+  using ForwardingCommunicator::post;
+  using ForwardingCommunicator::wait;
+  Request post(void* stream, std::uint64_t round, std::span<const Message> batch) override {
+    return inner().on_streams()->post(stream, round, batch);
+  }
+  void wait(void* /*stream*/, Request request, Seconds deadline) override {
+    inner().on_streams()->wait(elsewhere_->stream(), request, deadline);
+  }
+  std::unique_ptr<cuda::Runtime> elsewhere_ = cuda::make_emulated_runtime(1);
+};
+
+// What a replay of a graph of all ranks computes, its steps in an order that is drawn from `seed`.
+Outputs replay_ranks(const Case& test, const Whole& whole, std::uint64_t seed, bool planted_bug) {
+  const int ranks = test.problem.ranks;
+  EmulatedGraph graph;
+  const auto world = make_thread_world(std::vector<std::string>(static_cast<std::size_t>(ranks), kDevice));
+  std::barrier together(ranks);
+  const auto script = [&](Attention& attention, const RankTensors& rank) {
+    const Plan& plan = attention.plan();
+    Communicator& communicator = *world[static_cast<std::size_t>(plan.rank())];
+    WaitsElsewhere bug(communicator);
+    EmulatedCapture capture{.graph = &graph};
+    Passes passes(plan, planted_bug ? static_cast<Communicator&>(bug) : communicator, capture);
+    DeviceTensors tensors(kDevice, plan.data());
+    const ForwardTensors forward = on_device(tensors, plan.problem(), rank.forward());
+    BackwardTensors backward = on_device(tensors, plan.problem(), rank.backward());
+    backward.o = forward.o;
+    backward.lse = forward.lse;
+    tensors.zero_inputs();
+    passes.run(forward, backward);  // the first one fills the pools
+    passes.wait();
+    const std::int64_t waits = capture.waits;
+    const auto on_rank_zero = [&](const auto& action) {
+      together.arrive_and_wait();
+      if (plan.rank() == 0) action();
+      together.arrive_and_wait();
+    };
+    on_rank_zero([&] { graph.begin(); });
+    passes.run(forward, backward);
+    on_rank_zero([&] {
+      if (planted_bug) {
+        EXPECT_THROW(graph.end(), std::logic_error);
+      } else {
+        graph.end();
+      }
+    });
+    EXPECT_EQ(capture.waits, waits);
+    tensors.copy_in();
+    on_rank_zero([&] { graph.replay(seed); });
+    tensors.copy_back();
+  };
+  return run(test, whole, script);
+}
+
+Case ranks_case(Strategy strategy, DType dtype) {
+  Case test = make_case(dtype, false, 3);
+  test.problem.ranks = 3;
+  test.problem.sharding_q = test.problem.sharding_k = Sharding::parse("zigzag");
+  test.options.strategy = strategy;
+  if (strategy == Strategy::ring || strategy == Strategy::exchange) test.options.bucket_rows = 6;
+  test.devices.assign(3, kDevice);
+  test.peer_copies = true;
+  return test;
+}
+
+TEST(Capture, RanksAreOneGraph) {
+  for (const Strategy strategy : {Strategy::all_gather, Strategy::ring, Strategy::exchange, Strategy::ulysses}) {
+    const Case test = ranks_case(strategy, strategy == Strategy::ring ? DType::bfloat16 : DType::float32);
+    SCOPED_TRACE(to_string(test));
+    const Whole whole(test);
+    const Outputs expected = run_on_device(test, whole);
+    for (std::uint64_t seed = 1; seed <= 3; ++seed)
+      EXPECT_EQ(replay_ranks(test, whole, seed, false), expected) << "seed " << seed;
+  }
+}
+
+TEST(Capture, AGraphWithoutAnOrderShows) {
+  Case test = ranks_case(Strategy::ring, DType::float32);
+  test.problem.sinks = false;  // of which all ranks must have one gradient
+  const Whole whole(test);
+  const Outputs expected = run_on_device(test, whole);
+  int wrong = 0;
+  for (std::uint64_t seed = 1; seed <= 5; ++seed) wrong += replay_ranks(test, whole, seed, true) != expected ? 1 : 0;
+  EXPECT_EQ(wrong, 5);
+}
+
+// The tests above could not fail if the emulated device let everything pass.
 TEST(Capture, RefusesWhatCudaRefuses) {
-  EmulatedCapture capture;
+  EmulatedGraph graph;
+  EmulatedCapture capture{.graph = &graph};
   const auto runtime = cuda::make_emulated_runtime(1, &capture);
+  const auto other = cuda::make_emulated_runtime(2);
   const Event event = runtime->record();
-  capture.active = true;
+  const auto before = runtime->make_point();
+  runtime->record(*before, runtime->stream());
+  graph.begin();
   EXPECT_TRUE(runtime->is_capturing());
   EXPECT_THROW(runtime->record(), DeviceError);
   EXPECT_THROW(runtime->is_complete(event), DeviceError);
   EXPECT_THROW(runtime->wait(event, [] {}), DeviceError);
-  capture.active = false;
+  EXPECT_THROW(runtime->follow(*before, runtime->stream()), DeviceError);
+  const auto inside = runtime->make_point();
+  runtime->record(*inside, runtime->stream());
+  other->follow(*inside, other->stream());
+  EXPECT_TRUE(other->is_capturing());
+  EXPECT_THROW(graph.end(), std::logic_error);  // nobody waits for the other stream
+  EXPECT_FALSE(other->is_capturing());
+  EXPECT_THROW(other->follow(*inside, other->stream()), DeviceError);
   runtime->wait(event, [] {});
   EXPECT_EQ(capture.waits, 1);
 }

@@ -1,8 +1,10 @@
 // Times attention on a device through the public API, checks nothing, and prints one JSON object per line:
-//     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT [KERNEL]]
+//     device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS [TRANSPORT [KERNEL
+//     [graph]]]
 // Ranks are threads; TRANSPORT is what moves their messages: host (through pinned memory, the default), peer (copies from
 // device to device) or nccl (every rank a GPU of its own); or stream: ranks whose tensors lie on their hosts. KERNEL names the
-// tile kernel of both passes: own (the default), mma, wgmma, or cudnn, with deterministic = false. Seconds are the
+// tile kernel of both passes: own (the default), mma, wgmma, or cudnn, with deterministic = false. graph: passes are replays of
+// CUDA graphs, of all ranks together; one rank, or several on one GPU with peer. Seconds are the
 // median over REPEATS passes after two that are not counted, of the host's clock around a pass and its end on all ranks.
 // TFLOP/s count 4 n m h d per visible pair forward and 10 backward.
 #include <fmt/format.h>
@@ -21,11 +23,24 @@
 
 #include "base/float16.h"
 #include "cuda/device_world.h"
+#if RINGSPAN_HAS_CUDA
+#include "cuda/rank_graph.h"
+#endif
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
 namespace ringspan::testing {
 namespace {
+
+#if !RINGSPAN_HAS_CUDA
+struct RankGraph {
+  explicit RankGraph(int /*ranks*/) { throw Unsupported("graph: this program was built without CUDA"); }
+  void* stream(int /*rank*/) const { return nullptr; }
+  void begin() {}
+  void end() {}
+  void launch_and_wait() {}
+};
+#endif
 
 struct Times {
   explicit Times(int ranks) : passes(ranks) {}
@@ -84,10 +99,38 @@ std::string device_of(const std::string& device, int rank) {
   return "cuda:" + std::to_string(rank % std::max(1, std::atoi(device.c_str() + 5)));
 }
 
+// A pass runs as it is first, so that a replay finds what it reads.
+void time_replays(Attention& attention, const ForwardTensors& f, const BackwardTensors& b, int repeats, int rank, Times* times,
+                  RankGraph& graph) {
+  const auto on_rank_zero = [&](const auto& action) {
+    times->passes.arrive_and_wait();
+    if (rank == 0) action();
+    times->passes.arrive_and_wait();
+  };
+  const auto time = [&](const auto& pass, std::vector<double>& seconds) {
+    pass();
+    attention.wait();
+    on_rank_zero([&] { graph.begin(); });
+    pass();
+    on_rank_zero([&] {
+      graph.end();
+      for (int index = -2; index < repeats; ++index) {
+        const auto begin = std::chrono::steady_clock::now();
+        graph.launch_and_wait();
+        const std::chrono::duration<double> taken = std::chrono::steady_clock::now() - begin;
+        if (index >= 0) seconds.push_back(taken.count());
+      }
+    });
+  };
+  time([&] { attention.forward(f); }, times->forward);
+  time([&] { attention.backward(b); }, times->backward);
+}
+
 void run_rank(const std::string& device, const Problem& problem, const PlanOptions& options, int repeats,
-              Communicator& communicator, Times* times) {
+              Communicator& communicator, Times* times, RankGraph* graph) {
   ExecuteOptions execute;
   execute.device = device;
+  if (graph != nullptr) execute.stream = graph->stream(communicator.rank());
   execute.deterministic = options.attend_kernel != "cudnn";
   Attention attention(problem, options, communicator, execute);
   const internal::PlanData& plan = attention.plan().data();
@@ -102,6 +145,7 @@ void run_rank(const std::string& device, const Problem& problem, const PlanOptio
   b.o = f.o, b.lse = f.lse;
   b.d_out = buffers.make(Kind::d_out, true);
   b.dq = buffers.make(Kind::dq, false), b.dk = buffers.make(Kind::dk, false), b.dv = buffers.make(Kind::dv, false);
+  if (graph != nullptr) return time_replays(attention, f, b, repeats, communicator.rank(), times, *graph);
   for (int index = -2; index < repeats; ++index) {
     times->passes.arrive_and_wait();
     const auto begin = std::chrono::steady_clock::now();
@@ -127,11 +171,13 @@ double median(std::vector<double> values) {
 int bench(int argc, char** argv) {
   const std::string transport = argc > 12 ? argv[12] : "host";
   const std::string kernel = argc > 13 ? argv[13] : "own";
+  const bool replays = argc > 14 && std::string_view(argv[14]) == "graph";
   constexpr std::string_view kTransports[] = {"host", "peer", "nccl", "stream"};
-  if (argc < 12 || argc > 14 || std::find(std::begin(kTransports), std::end(kTransports), transport) == std::end(kTransports)) {
+  if (argc < 12 || argc > 15 || replays != (argc == 15) ||
+      std::find(std::begin(kTransports), std::end(kTransports), transport) == std::end(kTransports)) {
     fmt::print(stderr,
                "usage: device_bench DEVICE RANKS DTYPE HEADS KV_HEADS HEAD_DIM TOKENS PATTERN SHARDING STRATEGY REPEATS "
-               "[host|peer|nccl|stream [own|mma|wgmma|cudnn]]\n");
+               "[host|peer|nccl|stream [own|mma|wgmma|cudnn [graph]]]\n");
     return 2;
   }
   Problem p;
@@ -150,6 +196,7 @@ int bench(int argc, char** argv) {
   options.attend_kernel = options.attend_backward_kernel = kernel;
   const int repeats = std::max(1, std::atoi(argv[11]));
   Times times(p.ranks);
+  const std::unique_ptr<RankGraph> graph = replays ? std::make_unique<RankGraph>(p.ranks) : nullptr;
   std::vector<std::string> devices;
   for (int rank = 0; rank < p.ranks; ++rank) devices.push_back(device_of(argv[1], rank));
   run_thread_ranks(transport == "peer" ? make_thread_world(devices) : make_thread_world(p.ranks),
@@ -161,7 +208,12 @@ int bench(int argc, char** argv) {
                        nccl_options.device = device;
                        nccl = make_nccl_communicator(communicator, nccl_options);
                      }
-                     run_rank(device, p, options, repeats, nccl ? *nccl : communicator, &times);
+                     try {
+                       run_rank(device, p, options, repeats, nccl ? *nccl : communicator, &times, graph.get());
+                     } catch (...) {
+                       times.passes.arrive_and_drop();  // the others may wait there
+                       throw;
+                     }
                    });
   double pairs = 0;
   for (int rank = 0; rank < p.ranks; ++rank) {
@@ -174,13 +226,14 @@ int bench(int argc, char** argv) {
   fmt::print(
       "{{\"device\": \"{}\", \"ranks\": {}, \"dtype\": \"{}\", \"heads\": {}, \"kv_heads\": {}, \"head_dim\": {}, \"tokens\": "
       "{}, "
-      "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"transport\": \"{}\", \"kernel\": \"{}\", "
+      "\"pattern\": \"{}\", \"sharding\": \"{}\", \"strategy\": \"{}\", \"transport\": \"{}\", \"kernel\": \"{}\", \"graph\": "
+      "{}, "
       "\"kernels\": [\"{}\", \"{}\"], "
       "\"repeats\": {}, "
       "\"forward_seconds\": {:.6g}, "
       "\"backward_seconds\": {:.6g}, \"forward_tflops\": {:.4g}, \"backward_tflops\": {:.4g}}}\n",
       argv[1], p.ranks, ringspan::to_string(p.dtype), p.heads, p.kv_heads, p.head_dim, p.tokens_q, argv[8], argv[9], argv[10],
-      transport, kernel, times.kernels[0], times.kernels[1], repeats, forward, backward, flops / forward / 1e12,
+      transport, kernel, replays, times.kernels[0], times.kernels[1], repeats, forward, backward, flops / forward / 1e12,
       2.5 * flops / backward / 1e12);
   return 0;
 }

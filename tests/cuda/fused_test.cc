@@ -383,7 +383,8 @@ TEST_F(Fused, PlansAreTakenOver) {
 TEST_F(Fused, PassesCanBeCaptured) {
   const Case test = make_case("causal");
   const auto world = make_thread_world(1);
-  cuda::EmulatedCapture capture;
+  cuda::EmulatedGraph graph;
+  cuda::EmulatedCapture capture{.graph = &graph};
   PlanOptions options = test.options;
   options.device = DeviceKind::cuda;
   internal::Executor executor(make_plan(test.problem, options, 0), *world[0], test.execute, {},
@@ -392,13 +393,13 @@ TEST_F(Fused, PassesCanBeCaptured) {
   const RankTensors rank(test, whole, 0);
   DeviceTensors device("cuda-emulated", executor.plan().data());
   const ForwardTensors tensors = on_device(device, test.problem, rank.forward());
-  capture.active = true;
+  graph.begin();
   const std::int64_t waits = capture.waits;
   executor.forward(tensors);
   EXPECT_EQ(capture.waits, waits);
-  capture.active = false;
-  EXPECT_FALSE(capture.work.empty());
-  capture.replay();
+  graph.end();
+  EXPECT_FALSE(graph.empty());
+  graph.replay();
   device.copy_back();
   DeviceTensors again("cuda-emulated", executor.plan().data());
   const RankTensors other(test, whole, 0);

@@ -1,12 +1,13 @@
-// Worlds whose messages lie in memory of emulated devices: threads with copies from device to device, and ranks with NCCL,
-// threads and processes, where the stand-in plays NCCL. Buffers of tests are host memory; under another address they are the
-// device's.
+// Worlds whose messages lie in memory of emulated devices: threads with copies from device to device, in the order of the host
+// or of streams, and ranks with NCCL, threads and processes, where the stand-in plays NCCL. Buffers of tests are host memory;
+// under another address they are the device's.
 #pragma once
 
 #include <gtest/gtest.h>
 
 #include "comm_testing/worlds.h"
 #include "cuda/emulated_memory.h"
+#include "cuda/runtime.h"
 #include "ringspan/error.h"
 
 namespace ringspan::comm_testing {
@@ -23,13 +24,16 @@ class DeviceMemoryCommunicator final : public ForwardingCommunicator {
       : ForwardingCommunicator(*inner), owned_(std::move(inner)) {}
 
   Request post(std::uint64_t round, std::span<const Message> batch) override {
+    return ForwardingCommunicator::post(round, moved(inner(), batch));
+  }
+  static std::vector<Message> moved(const Communicator& inner, std::span<const Message> batch) {
     std::vector<Message> moved(batch.begin(), batch.end());
     for (Message& message : moved) {
       if (message.data == nullptr) continue;
       message.data = on_emulated_device(message.data);
-      require(inner().takes_device_memory(message.data), "the communicator takes memory of the device");
+      require(inner.takes_device_memory(message.data), "the communicator takes memory of the device");
     }
-    return ForwardingCommunicator::post(round, moved);
+    return moved;
   }
   std::unique_ptr<Communicator> duplicate() override {
     return std::make_unique<DeviceMemoryCommunicator>(ForwardingCommunicator::duplicate());
@@ -37,6 +41,28 @@ class DeviceMemoryCommunicator final : public ForwardingCommunicator {
 
  private:
   std::unique_ptr<Communicator> owned_;
+};
+
+// The same in the order of a stream, whose end is waited for with every request.
+class StreamCommunicator final : public ForwardingCommunicator {
+ public:
+  explicit StreamCommunicator(Communicator& inner) : ForwardingCommunicator(inner) {}
+  explicit StreamCommunicator(std::unique_ptr<Communicator> inner) : ForwardingCommunicator(*inner), owned_(std::move(inner)) {}
+
+  Request post(std::uint64_t round, std::span<const Message> batch) override {
+    return inner().on_streams()->post(stream_->stream(), round, DeviceMemoryCommunicator::moved(inner(), batch));
+  }
+  void wait(Request request, Seconds deadline) override {
+    inner().on_streams()->wait(stream_->stream(), request, deadline);
+    stream_->wait(stream_->record(), [] {});
+  }
+  std::unique_ptr<Communicator> duplicate() override {
+    return std::make_unique<StreamCommunicator>(ForwardingCommunicator::duplicate());
+  }
+
+ private:
+  std::unique_ptr<Communicator> owned_;
+  std::unique_ptr<cuda::Runtime> stream_ = cuda::make_emulated_runtime(test_seed() + static_cast<std::uint64_t>(rank()));
 };
 
 inline RankBody on_device_memory(const RankBody& body) {
@@ -72,6 +98,25 @@ class DeviceThreadRanks final : public World {
     const std::vector<std::string> devices(static_cast<std::size_t>(ranks), "cuda-emulated");
     return run_on_threads(make_thread_world(devices), on_device_memory(body));
   }
+};
+
+// All ranks, or every other one, the rest in the order of the host.
+class StreamThreadRanks final : public World {
+ public:
+  explicit StreamThreadRanks(bool all) : all_(all) {}
+  std::string name() const override { return all_ ? "peer_copies_on_streams" : "peer_copies_on_some_streams"; }
+  std::vector<std::string> run(int ranks, const RankBody& body) const override {
+    const std::vector<std::string> devices(static_cast<std::size_t>(ranks), "cuda-emulated");
+    const RankBody on_host = on_device_memory(body);
+    return run_on_threads(make_thread_world(devices), [&](Communicator& comm) {
+      if (!all_ && comm.rank() % 2 == 1) return on_host(comm);
+      StreamCommunicator there(comm);
+      body(there);
+    });
+  }
+
+ private:
+  bool all_;
 };
 
 class NcclThreadRanks final : public World {
