@@ -246,6 +246,10 @@ void ThreadTransport::copy(Channel& channel, std::unique_lock<std::mutex>& lock,
 
 Request ThreadTransport::OnStreams::post(void* stream, std::uint64_t round, std::span<const Message> batch) {
   ThreadTransport& self = transport_;
+  if (stream == nullptr) {
+    throw InvalidArgument(fmt::format("{}{}: the stream is null; the default stream of CUDA is cudaStreamLegacy", self.prefix(),
+                                      round_name(round)));
+  }
   self.posting_stream_ = stream;
   self.posting_ = static_cast<int>(batch.size());
   self.posted_ = nullptr;
