@@ -17,7 +17,7 @@ from worlds import run_ranks
 
 import ringspan
 import ringspan.torch as rt
-from ringspan.torch import _device, _execute
+from ringspan.torch import _call, _device, _sessions
 
 DEVICE = os.environ.get("RINGSPAN_TEST_DEVICE", "cuda-emulated")
 EMULATED = DEVICE == "cuda-emulated"
@@ -118,7 +118,7 @@ def test_layers_share_an_arena_from_torch(dtype):
         attention(*reference, mask_of(33, 33, causal=True))[0].sum().backward()
         for x, e in zip(t, reference):
             _close(x.grad, e.grad, dtype)
-    (session,) = _execute._alone._sessions._items.values()
+    (session,) = _sessions.alone._sessions._items.values()
     assert session.place.name == DEVICE and session.arena.numel() == session.core.plan.arena_bytes() > 0
 
 
@@ -385,9 +385,9 @@ def test_another_stream_is_ordered_around_a_call(cuda):
 
 def test_a_capture_makes_no_session(cuda):
     cuda.capturing = True
-    call = _execute.Call(*_inputs(8), *[None] * 7, _text())
+    call = _call.Call(*_inputs(8), *[None] * 7, _text())
     call.place = cuda.place
-    alone = _execute._Alone()
+    alone = _sessions.Alone()
     with pytest.raises(ringspan.Unsupported, match="has set everything aside"):
         alone.run(call, 0, None, None)
     # One that was made on the default stream stays for other calls; one of another stream is captured, and kept for the graph.

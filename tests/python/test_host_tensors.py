@@ -12,7 +12,7 @@ from worlds import run_ranks
 
 import ringspan
 import ringspan.torch as rt
-from ringspan.torch import _device, _execute
+from ringspan.torch import _call, _device, _sessions
 
 DEVICE = os.environ.get("RINGSPAN_TEST_DEVICE", "cuda-emulated")
 EMULATED = DEVICE == "cuda-emulated"
@@ -196,7 +196,7 @@ def test_layers_share_a_session_and_its_arena():
             attention(*reference, mask_of(33, 33, causal=True))[0].sum().backward()
             for x, e in zip(t, reference):
                 _close(x.grad, e.grad, dtype)
-    sessions = list(_execute._alone._sessions._items.values())
+    sessions = list(_sessions.alone._sessions._items.values())
     assert len(sessions) == 2
     for session in sessions:
         assert session.place.name == DEVICE and session.arena.numel() == session.core.plan.arena_bytes() > 0
@@ -236,7 +236,7 @@ def test_a_budget_of_the_device_sizes_the_pieces():
     rt.forget_plans()
     tensors = _inputs(400)
     o = rt.attention(*tensors, causal=True, memory_budget=budget, **HOST)
-    (session,) = _execute._alone._sessions._items.values()
+    (session,) = _sessions.alone._sessions._items.values()
     assert session.core.plan.bucket_rows <= plan.bucket_rows and session.core.plan.memory_bytes(True) <= budget
     _close(o, attention(*_exact(*tensors), mask_of(400, 400, causal=True))[0])
     with pytest.raises(ringspan.OutOfBudget, match="the smallest possible is [0-9]+ bytes"):
@@ -297,10 +297,10 @@ def test_what_is_pinned_on_a_gpu(monkeypatch):
 
 
 def test_a_capture_is_refused(monkeypatch):
-    call = _execute.Call(*_inputs(8), *[None] * 7, _text())
+    call = _call.Call(*_inputs(8), *[None] * 7, _text())
     monkeypatch.setattr(call.place, "is_capturing", lambda: True)
     with pytest.raises(ringspan.Unsupported, match="a CUDA graph cannot hold a call with host_tensors"):
-        _execute._Alone().run(call, 0, None, None)
+        _sessions.Alone().run(call, 0, None, None)
 
 
 def _text():

@@ -3,7 +3,7 @@
 from .._plan import Plan, plan
 from .._threads import num_threads, set_num_threads
 from ._attention import attention
-from ._execute import forget_plans, kernels
+from ._sessions import forget_plans, kernels
 from ._group import set_deadline
 from ._sharding import Sharding
 

@@ -5,7 +5,7 @@ import contextlib
 import torch
 
 from .._check import positive
-from . import _execute, _transport
+from . import _sessions, _transport
 
 _deadline = 60.0
 
@@ -31,20 +31,20 @@ def name_of(group) -> str:
 
 def communicator_of(group):
     """The library's communicator on the group."""
-    return _execute.group_named(name_of(group)).core
+    return _sessions.group_named(name_of(group)).core
 
 
 @torch.compiler.disable  # it comes here, too, where a graph breaks at the error
 def refuse(name, error):
     """Takes part in the call of attention that the other ranks of the group make, with this rank's error: all raise it."""
-    _execute.group_named(name).refuse(error, _deadline)
+    _sessions.group_named(name).refuse(error, _deadline)
 
 
 @torch.compiler.disable
 def meet(group, what, tokens=0):
     """Before a collective of the process group, which has neither our deadline nor our errors: raises on all ranks unless all are about
     to do `what`. Returns the tokens of every rank."""
-    return _execute.group_named(name_of(group)).meet(what, tokens, _deadline)
+    return _sessions.group_named(name_of(group)).meet(what, tokens, _deadline)
 
 
 @contextlib.contextmanager
