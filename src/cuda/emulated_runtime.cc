@@ -7,6 +7,7 @@
 #include <mutex>
 #include <vector>
 
+#include "cuda/emulated_accesses.h"
 #include "cuda/emulated_capture.h"
 #include "cuda/emulated_memory.h"
 #include "cuda/emulated_order.h"
@@ -22,19 +23,6 @@ namespace ringspan::cuda {
 namespace {
 
 constexpr std::int64_t kMemory = std::int64_t{1} << 40;
-
-template <typename T>
-bool is_tagged(T* data) {
-  return (reinterpret_cast<std::uintptr_t>(data) & kEmulatedTag) != 0;
-}
-template <typename T>
-T* tagged(T* data) {
-  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) | kEmulatedTag);
-}
-template <typename T>
-T* reachable(T* data) {
-  return reinterpret_cast<T*>(reinterpret_cast<std::uintptr_t>(data) & ~kEmulatedTag);
-}
 
 template <typename T>
 T* on_device(T* data, const char* what) {
@@ -72,79 +60,6 @@ std::int64_t task_count(const AttendArguments& arguments) {
     count = std::max(count, group.first_task + group.task_count);
   }
   return count;
-}
-
-// What operations touch, as bytes of the memory that stands for the device's.
-std::vector<Access> accesses_of(const void* written, const void* read, std::int64_t bytes) {
-  const auto begin = [](const void* data) { return reinterpret_cast<std::uintptr_t>(reachable(data)); };
-  const auto count = static_cast<std::uintptr_t>(bytes);
-  return {{0, begin(written), begin(written) + count, true}, {0, begin(read), begin(read) + count, false}};
-}
-
-std::vector<Access> row_accesses(const std::vector<kernels::RowTask>& tasks, const RowOperands& operands) {
-  std::vector<Access> accesses;
-  for (const kernels::RowTask& task : tasks) add_accesses(task, 0, operands.written, operands.widths, accesses);
-  return accesses;
-}
-
-// As rows of {q, k, v, ...}; the key side has its own heads, from the first kv head that the task reads to the last.
-std::vector<Access> attend_accesses(const AttendArguments& arguments, std::int64_t count) {
-  std::vector<Access> accesses;
-  const kernels::AttendShape& shape = arguments.params.shape;
-  for (std::int64_t index = 0; index < count; ++index) {
-    const kernels::AttendTask& task = arguments.tasks[index];
-    kernels::RowTask rows;
-    rows.batch_count = task.batch_count;
-    const auto add = [&](const auto& view, DType dtype, int width, bool writes) {
-      rows.operands[0] = {view.data, dtype, view.batch_stride, view.row_stride, view.head_stride};
-      add_accesses(rows, 0, writes ? 1 : 0, std::span<const int>(&width, 1), accesses);
-    };
-    rows.row_count = task.q_count;
-    rows.head_count = task.head_count;
-    add(task.q, shape.dtype, shape.head_dim, false);
-    add(task.d_out, shape.dtype, shape.head_dim_v, false);
-    add(task.delta, DType::float32, 1, false);
-    add(task.lse, DType::float32, 1, task.o.data != nullptr);
-    add(task.o, shape.dtype, shape.head_dim_v, true);
-    add(task.o32, DType::float32, shape.head_dim_v, true);
-    for (const kernels::Rows* view : {&task.m, &task.l}) add(*view, DType::float32, 1, true);
-    add(task.acc, DType::float32, shape.head_dim_v, true);
-    add(task.dq, task.writes_dq ? shape.dtype : DType::float32, shape.head_dim, true);
-    rows.row_count = task.k_count;
-    const std::int64_t last_head = (task.head_first + (task.head_count - 1) * task.head_step) / shape.group;
-    rows.head_count = (last_head - task.kv_head_first) / std::max<std::int64_t>(task.kv_head_step, 1) + 1;
-    add(task.k, shape.dtype, shape.head_dim, false);
-    add(task.v, shape.dtype, shape.head_dim_v, false);
-    const DType sums = task.writes_dk_dv ? shape.dtype : DType::float32;
-    add(task.dk, sums, shape.head_dim, true);
-    add(task.dv, sums, shape.head_dim_v, true);
-  }
-  return accesses;
-}
-
-// As one row task per operand; the host's addresses.
-std::vector<Access> fused_accesses(const FusedCall& call) {
-  const FusedShape& s = call.shape;
-  std::vector<Access> accesses;
-  const auto add = [&](void* data, const FusedStrides& strides, bool keys, DType dtype, int width, bool writes) {
-    if (data == nullptr) return;
-    kernels::RowTask rows;
-    rows.batch_count = s.batch;
-    rows.head_count = keys ? s.kv_heads : s.heads;
-    rows.row_count = keys ? s.keys : s.queries;
-    rows.operands[0] = {data, dtype, strides.batch, strides.row, strides.head};
-    add_accesses(rows, 0, writes ? 1 : 0, std::span<const int>(&width, 1), accesses);
-  };
-  add(call.q, s.q, false, s.dtype, s.head_dim, false);
-  add(call.k, s.k, true, s.dtype, s.head_dim, false);
-  add(call.v, s.v, true, s.dtype, s.head_dim_v, false);
-  add(call.o, s.o, false, s.dtype, s.head_dim_v, !s.backward);
-  add(call.lse, s.lse, false, DType::float32, 1, !s.backward);
-  add(call.d_out, s.d_out, false, s.dtype, s.head_dim_v, false);
-  add(call.dq, s.dq, false, s.dtype, s.head_dim, true);
-  add(call.dk, s.dk, true, s.dtype, s.head_dim, true);
-  add(call.dv, s.dv, true, s.dtype, s.head_dim_v, true);
-  return accesses;
 }
 
 SinkArguments reachable_sinks(SinkArguments arguments) {
@@ -254,7 +169,7 @@ class EmulatedRuntime final : public Runtime {
   }
   void copy(void* to, const void* from, std::int64_t bytes) override {
     enqueue([to = reachable(to), from = reachable(from), bytes] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); },
-            accesses_of(to, from, bytes));
+            copy_accesses(to, from, bytes));
   }
 
   bool holds_pinned(const void* data) const override { return PinnedMemory::instance().holds(data); }
@@ -270,7 +185,7 @@ class EmulatedRuntime final : public Runtime {
     if (capture_ != nullptr) {
       (is_tagged(block.to) ? capture_->copied_to_device : capture_->copied_to_host) += block.width * block.height;
     }
-    std::vector<Access> accesses = accesses_of(block.to, block.from, 0);
+    std::vector<Access> accesses = copy_accesses(block.to, block.from, 0);
     accesses[0].end = accesses[0].begin + static_cast<std::uintptr_t>(span(block.to_pitch));
     accesses[1].end = accesses[1].begin + static_cast<std::uintptr_t>(span(block.from_pitch));
     const auto work = [block] {
