@@ -115,11 +115,12 @@ TEST(Capture, WaitsForNothingAndReplaysWhatItCaptured) {
   }
 }
 
-// Waits for messages on a stream that computes nothing (a planted bug).
+// Waits for messages on a stream that computes nothing (a planted bug), from plant() on.
 class WaitsElsewhere final : public comm_testing::ForwardingCommunicator, private StreamMessages {
  public:
   using ForwardingCommunicator::ForwardingCommunicator;
   StreamMessages* on_streams() override { return this; }
+  void plant() { elsewhere_ = cuda::make_emulated_runtime(1); }
 
  private:
   using ForwardingCommunicator::post;
@@ -127,10 +128,10 @@ class WaitsElsewhere final : public comm_testing::ForwardingCommunicator, privat
   Request post(void* stream, std::uint64_t round, std::span<const Message> batch) override {
     return inner().on_streams()->post(stream, round, batch);
   }
-  void wait(void* /*stream*/, Request request, Seconds deadline) override {
-    inner().on_streams()->wait(elsewhere_->stream(), request, deadline);
+  void wait(void* stream, Request request, Seconds deadline) override {
+    inner().on_streams()->wait(elsewhere_ == nullptr ? stream : elsewhere_->stream(), request, deadline);
   }
-  std::unique_ptr<cuda::Runtime> elsewhere_ = cuda::make_emulated_runtime(1);
+  std::unique_ptr<cuda::Runtime> elsewhere_;
 };
 
 // What a replay of a graph of all ranks computes, its steps in an order that is drawn from `seed`.
@@ -153,6 +154,7 @@ Outputs replay_ranks(const Case& test, const Whole& whole, std::uint64_t seed, b
     tensors.zero_inputs();
     passes.run(forward, backward);  // the first one fills the pools
     passes.wait();
+    bug.plant();
     const std::int64_t waits = capture.waits;
     const auto on_rank_zero = [&](const auto& action) {
       together.arrive_and_wait();
@@ -193,7 +195,7 @@ TEST(Capture, RanksAreOneGraph) {
     SCOPED_TRACE(to_string(test));
     const Whole whole(test);
     const Outputs expected = run_on_device(test, whole);
-    for (std::uint64_t seed = 1; seed <= 3; ++seed)
+    for (std::uint64_t seed = 1; seed <= 2; ++seed)
       EXPECT_EQ(replay_ranks(test, whole, seed, false), expected) << "seed " << seed;
   }
 }
@@ -204,8 +206,8 @@ TEST(Capture, AGraphWithoutAnOrderShows) {
   const Whole whole(test);
   const Outputs expected = run_on_device(test, whole);
   int wrong = 0;
-  for (std::uint64_t seed = 1; seed <= 5; ++seed) wrong += replay_ranks(test, whole, seed, true) != expected ? 1 : 0;
-  EXPECT_EQ(wrong, 5);
+  for (std::uint64_t seed = 1; seed <= 3; ++seed) wrong += replay_ranks(test, whole, seed, true) != expected ? 1 : 0;
+  EXPECT_EQ(wrong, 3);
 }
 
 // The tests above could not fail if the emulated device let everything pass.
