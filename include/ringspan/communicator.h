@@ -77,12 +77,13 @@ class Communicator {
 
 // Messages in memory of a device in the order of a stream: the host waits for peers to post, never for a device. `stream` is
 // what the driver calls one (a cudaStream_t), of the device in whose memory the whole batch lies. One side of a message may do
-// so while the other posts as above.
+// so while the other posts as above. One thread drives it and the communicator.
 class StreamMessages {
  public:
   virtual ~StreamMessages() = default;
 
-  // As Communicator::post(), after all that is enqueued on `stream` so far.
+  // As Communicator::post(), after all that is enqueued on `stream` so far. InvalidArgument where the stream is null or a
+  // message lies elsewhere.
   virtual Request post(void* stream, std::uint64_t round, std::span<const Message> batch) = 0;
   // Of such a request, and only here: returns when all its messages are enqueued, throws as Communicator::wait() does. What is
   // enqueued on `stream` from now on sees what was received, and may write over what was sent.

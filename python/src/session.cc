@@ -53,13 +53,16 @@ BackwardTensors backward_tensors(const std::vector<TensorTuple>& t, Address alib
           .dsinks = reinterpret_cast<float*>(dsinks)};
 }
 
-// Memory that passes keep what they must in; they copy to other memory, as a view of a tensor may be.
-bool is_aligned(Address saved) { return saved % 64 == 0; }
-
 constexpr double kDeadline = 30.0;  // of simulated ranks, which are threads
 
 std::span<std::byte> bytes_at(Address address, std::int64_t bytes) {
   return {reinterpret_cast<std::byte*>(address), static_cast<std::size_t>(bytes)};
+}
+
+// Passes keep what they must in memory that is aligned, and copy to other memory, as a view of a tensor may be. No memory fits
+// a plan that keeps nothing, and no other.
+bool is_kept_there(std::span<const std::byte> saved) {
+  return !saved.empty() && reinterpret_cast<Address>(saved.data()) % 64 == 0;
 }
 
 // Where a session runs: a device by name and its stream as a handle, 0: one of its own; on the CPU threads of OpenMP, if they
@@ -100,18 +103,22 @@ class Session {
 
   void forward(const TensorTuple& q, const TensorTuple& k, const TensorTuple& v, const TensorTuple& o, const TensorTuple& lse,
                Address alibi, std::int64_t alibi_stride, Address sinks, Address saved, std::int64_t saved_bytes) {
-    const std::span<std::byte> keeps = bytes_at(saved, saved_bytes);
+    const std::span<std::byte> kept = bytes_at(saved, saved_bytes);
     ForwardTensors tensors = forward_tensors(q, k, v, o, lse, alibi, alibi_stride, sinks);
-    if (is_aligned(saved)) tensors.saved = keeps;
+    if (is_kept_there(kept)) tensors.saved = kept;
     attention_.forward(tensors);
-    if (!is_aligned(saved)) attention_.copy_saved(keeps);
+    if (!is_kept_there(kept)) attention_.copy_saved(kept);
   }
 
   void backward(const std::vector<TensorTuple>& tensors, Address alibi, std::int64_t alibi_stride, Address sinks,
                 Address dsinks, Address saved, std::int64_t saved_bytes) {
+    const std::span<std::byte> kept = bytes_at(saved, saved_bytes);
     BackwardTensors given = backward_tensors(tensors, alibi, alibi_stride, sinks, dsinks);
-    if (is_aligned(saved)) given.saved = bytes_at(saved, saved_bytes);
-    if (!is_aligned(saved)) attention_.restore_saved(bytes_at(saved, saved_bytes));
+    if (is_kept_there(kept)) {
+      given.saved = kept;
+    } else {
+      attention_.restore_saved(kept);
+    }
     attention_.backward(given);
   }
 

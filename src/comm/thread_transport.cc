@@ -14,6 +14,7 @@
 
 #include "base/check.h"
 #include "comm/rounds.h"
+#include "comm/shared_points.h"
 #include "comm/thread_world.h"
 #include "comm/transport.h"
 #include "ringspan/error.h"

@@ -19,11 +19,12 @@
 
 #include "base/function_ref.h"
 #include "comm/batch_checker.h"
-#include "comm/device_stream.h"
 #include "ringspan/communicator.h"
 #include "ringspan/error.h"
 
 namespace ringspan {
+
+struct SharedPoint;  // shared_points.h
 
 // A CommError that another rank caused and told us about; the rank where it began throws a plain CommError or its own error.
 class PeerFailure : public CommError {

@@ -23,7 +23,7 @@
 
 #include "base/float16.h"
 #include "cuda/device_world.h"
-#if RINGSPAN_HAS_CUDA
+#ifdef RINGSPAN_HAS_CUDA
 #include "cuda/rank_graph.h"
 #endif
 #include "ringspan/error.h"
@@ -32,7 +32,7 @@
 namespace ringspan::testing {
 namespace {
 
-#if !RINGSPAN_HAS_CUDA
+#ifndef RINGSPAN_HAS_CUDA
 struct RankGraph {
   explicit RankGraph(int /*ranks*/) { throw Unsupported("graph: this program was built without CUDA"); }
   void* stream(int /*rank*/) const { return nullptr; }
