@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import ctypes
+import functools
 import json
 import os
 import platform
@@ -26,9 +27,10 @@ def describe_machine():
 
 def build(target, *flags):
     source = Path(__file__).resolve().parent / "peak.cc"
-    subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", *flags, "-o", str(target), str(source)], check=True)
+    subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", "-pthread", *flags, "-o", str(target), str(source)], check=True)
 
 
+@functools.cache
 def library():
     """peak.cc as a library: what takes turns with other calls."""
     with tempfile.TemporaryDirectory() as folder:
@@ -38,6 +40,7 @@ def library():
             raise SystemExit(f"peak.cc needs a C++ compiler: {error}") from error
         built = ctypes.CDLL(str(Path(folder) / "peak.so"))
     built.float32_rate_now.restype = built.read_memory.restype = ctypes.c_double
+    built.run_loop.argtypes = [ctypes.c_char_p, ctypes.c_double]
     return built
 
 
@@ -87,8 +90,6 @@ def best_of(*peaks):
 
 
 def peak_of(peaks, dtype):
-    """GFLOP/s of the fastest way to multiply operands of the type that has one product per element."""
-    best = peaks.get("float32_gflops", 0.0)
-    if dtype == "bfloat16":
-        best = max(best, peaks.get("bfloat16_dot_gflops", 0.0), peaks.get("bfloat16_tile_gflops", 0.0))
-    return best
+    """(GFLOP/s, name of the loop) of the fastest way to multiply operands of the type that has one product per element."""
+    names = ["float32"] + (["bfloat16_dot", "bfloat16_tile"] if dtype == "bfloat16" else [])
+    return max((peaks.get(f"{name}_gflops", 0.0), name) for name in names)

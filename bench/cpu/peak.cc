@@ -1,9 +1,11 @@
 // What this machine can do, for bench/cpu/compare: float32 multiply-adds, dot products of bfloat16 (in vectors, in AMX tiles)
-// and reading from memory, on one thread. Prints JSON. Built by compare with -march=native, as a program and, for what
+// and reading from memory. Prints JSON, of one thread. Built by compare with -march=native, as a program and, for what
 // takes turns with other calls, as a library.
 #include <cstdint>
 #include <cstdio>
+#include <cstring>
 #include <ctime>
+#include <thread>
 #include <vector>
 #if defined(__x86_64__)
 #include <immintrin.h>
@@ -67,25 +69,18 @@ void multiply_add(int steps) {
   }
 }
 
-double float32_rate() {
-  constexpr int kSteps = 4'000'000;
-  return rate(kFlopsOfStep * kSteps, [] { multiply_add(kSteps); });
-}
-
 #if defined(__AVX512BF16__)
-double dot_rate() {
-  constexpr int kSteps = 4'000'000;
+constexpr double kFlopsOfDots = kChains * 64.0;
+void multiply_pairs(int steps) {
   Vector x{};
   x = x + 1.0F;
   const __m512bh pairs = (__m512bh)_mm512_set1_epi16(0x3f80);
   ALL(DECLARE)
-  return rate(kChains * 64.0 * kSteps, [&] {
-    for (int i = 0; i < kSteps; ++i) {
+  for (int i = 0; i < steps; ++i) {
 #define DOT(n) a##n = _mm512_dpbf16_ps(a##n, pairs, pairs);
-      ALL(DOT)
-      ALL(KEEP)
-    }
-  });
+    ALL(DOT)
+    ALL(KEEP)
+  }
 }
 #endif
 
@@ -94,53 +89,84 @@ alignas(64) constexpr std::uint8_t kTiles[64] = {1, 0,  0, 0,  0, 0,  0, 0,  0, 
                                                  0, 64, 0, 64, 0, 64, 0, 64, 0, 64, 0,  64, 0,  0,  0,  0,  0,  0, 0,
                                                  0, 0,  0, 0,  0, 0,  0, 0,  0, 0,  16, 16, 16, 16, 16, 16, 16, 16};
 
-double tile_rate() {
-  if (syscall(SYS_arch_prctl, 0x1023, 18) != 0) return 0.0;
-  constexpr int kSteps = 2'000'000;
+constexpr double kFlopsOfTiles = 4.0 * 16 * 16 * 32 * 2;
+bool has_tiles() { return syscall(SYS_arch_prctl, 0x1023, 18) == 0; }
+void multiply_tiles(int steps) {
   static const std::uint16_t operands[4 * 512] = {};
   _tile_loadconfig(kTiles);
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  const double result = rate(4.0 * 16 * 16 * 32 * 2 * kSteps, [&] {
-    for (int i = 0; i < kSteps; ++i) {
-      _tile_loadd(4, operands, 64);
-      _tile_loadd(5, operands + 512, 64);
-      _tile_loadd(6, operands + 1024, 64);
-      _tile_loadd(7, operands + 1536, 64);
-      _tile_dpbf16ps(0, 4, 6);
-      _tile_dpbf16ps(1, 4, 7);
-      _tile_dpbf16ps(2, 5, 6);
-      _tile_dpbf16ps(3, 5, 7);
-    }
-  });
+  for (int i = 0; i < steps; ++i) {
+    _tile_loadd(4, operands, 64);
+    _tile_loadd(5, operands + 512, 64);
+    _tile_loadd(6, operands + 1024, 64);
+    _tile_loadd(7, operands + 1536, 64);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    _tile_dpbf16ps(2, 5, 6);
+    _tile_dpbf16ps(3, 5, 7);
+  }
   _tile_release();
-  return result;
 }
 #endif
 
-void read(const std::vector<float>& memory) {
+// What operations can be done at most: `steps` of a loop, each of so many.
+struct Loop {
+  const char* name;
+  void (*run)(int steps);
+  double flops_of_step;
+};
+std::vector<Loop> loops() {
+  std::vector<Loop> found = {{"float32", multiply_add, kFlopsOfStep}};
+#if defined(__AVX512BF16__)
+  found.push_back({"bfloat16_dot", multiply_pairs, kFlopsOfDots});
+#endif
+#if defined(__AMX_BF16__) && defined(__linux__)
+  if (has_tiles()) found.push_back({"bfloat16_tile", multiply_tiles, kFlopsOfTiles});
+#endif
+  return found;
+}
+
+void sum_up(const float* memory, std::size_t count) {
   constexpr std::size_t kWidth = sizeof(Vector) / 4;
   Vector sum[4] = {};
-  for (std::size_t i = 0; i + 4 * kWidth <= memory.size(); i += 4 * kWidth) {
-    for (std::size_t n = 0; n < 4; ++n) sum[n] += *reinterpret_cast<const Vector*>(memory.data() + i + n * kWidth);
+  for (std::size_t i = 0; i + 4 * kWidth <= count; i += 4 * kWidth) {
+    for (std::size_t n = 0; n < 4; ++n) sum[n] += *reinterpret_cast<const Vector*>(memory + i + n * kWidth);
   }
   __asm__ volatile("" ::"v"(sum[0]), "v"(sum[1]), "v"(sum[2]), "v"(sum[3]));
 }
 
 double read_rate() {
   const std::vector<float> memory(std::size_t{1} << 28, 1.0F);  // 1 GiB: beyond every cache
-  return rate(4.0 * static_cast<double>(memory.size()), [&] { read(memory); });
+  return rate(4.0 * static_cast<double>(memory.size()), [&] { sum_up(memory.data(), memory.size()); });
 }
 
 }  // namespace
 
-// Reads memory once; returns how many bytes.
-extern "C" double read_memory() {
+// Does `flops` operations in the loop of that name, on this thread; returns 0 where there is no such loop.
+extern "C" int run_loop(const char* name, double flops) {
+  static const std::vector<Loop> found = loops();
+  for (const Loop& loop : found) {
+    if (std::strcmp(loop.name, name) != 0) continue;
+    constexpr int kMost = 1 << 30;
+    for (double steps = flops / loop.flops_of_step; steps >= 1.0; steps -= kMost)
+      loop.run(steps < kMost ? static_cast<int>(steps) : kMost);
+    return 1;
+  }
+  return 0;
+}
+
+// Reads memory once, each thread a part of it; returns how many bytes.
+extern "C" double read_memory(int threads) {
   static const std::vector<float> memory(std::size_t{1} << 26, 1.0F);
-  read(memory);
-  return 4.0 * static_cast<double>(memory.size());
+  const std::size_t part = memory.size() / static_cast<std::size_t>(threads);
+  std::vector<std::thread> others;
+  for (int i = 1; i < threads; ++i) others.emplace_back(sum_up, memory.data() + static_cast<std::size_t>(i) * part, part);
+  sum_up(memory.data(), part);
+  for (std::thread& other : others) other.join();
+  return 4.0 * static_cast<double>(part) * threads;
 }
 
 // GFLOP/s of float32 multiply-adds now, by the wall clock: what else the machine does shows in it. Some 2 ms.
@@ -155,13 +181,12 @@ extern "C" double float32_rate_now() {
 }
 
 int main() {
-  std::printf("{\"float32_gflops\": %.1f, ", float32_rate());
-#if defined(__AVX512BF16__)
-  std::printf("\"bfloat16_dot_gflops\": %.1f, ", dot_rate());
-#endif
-#if defined(__AMX_BF16__) && defined(__linux__)
-  std::printf("\"bfloat16_tile_gflops\": %.1f, ", tile_rate());
-#endif
+  constexpr double kWork = 4e9;
+  std::printf("{");
+  for (const Loop& loop : loops()) {
+    const int steps = static_cast<int>(kWork / loop.flops_of_step);
+    std::printf("\"%s_gflops\": %.1f, ", loop.name, rate(loop.flops_of_step * steps, [&] { loop.run(steps); }));
+  }
   std::printf("\"read_gbytes_per_second\": %.1f}\n", read_rate());
   return 0;
 }

@@ -111,20 +111,24 @@ def run_striped(library, dtype, head_dim, turns, dense, rows):
 
 
 def run_short_queries(library, dtype, head_dim, turns, dense, rows):
-    """Keys and values read per second relative to a loop that only reads, both taking turns; and what arithmetic at the dense rate
-    leaves of that: of_bound is relative to the slower of both. The loop also takes keys and values out of the caches."""
+    """Keys and values read per second relative to a loop of as many threads that only reads, both taking turns; and what arithmetic
+    at the dense rate leaves of that: of_bound is relative to the slower of both. The loop also takes keys and values out of the
+    caches."""
     tokens, read = 131072, machine.library().read_memory
-    seconds = turns.medians(dense.call)[0]
-    pairs_per_second = dense.pairs / seconds
-    for tokens_q in (1, 4, 16):
-        q, k, v = rows_of(tokens_q, KV_GROUP, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype)
-        attention = Attention(library, q, k, v, "full", 1, False)
-        seconds, reading = dataclasses.replace(turns, repeats=3 * turns.repeats).medians(attention.forward, read)
-        read_seconds = reading * 2 * tokens * head_dim * dtype.itemsize / read()
-        bound = max(read_seconds, tokens_q * KV_GROUP * tokens / pairs_per_second)
-        rows.add(f"{tokens_q} queries, 131,072 keys, 8 heads: read bandwidth", read_seconds / seconds, 0.8, of_bound=bound / seconds,
-                 gflops=4 * tokens_q * KV_GROUP * tokens * head_dim / seconds / 1e9,
-                 flops_per_byte=2 * tokens_q * KV_GROUP / dtype.itemsize)
+    pairs_per_second = dense.pairs / turns.medians(dense.call)[0]
+    for threads in (1, 2):
+        of = dataclasses.replace(turns, repeats=3 * turns.repeats, threads=threads)
+        for tokens_q in (1, 4, 16):
+            q, k, v = rows_of(tokens_q, KV_GROUP, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype), rows_of(tokens, 1, head_dim, dtype)
+            attention = Attention(library, q, k, v, "full", threads, False)
+            seconds, reading = of.medians(attention.forward, lambda threads=threads: read(threads))
+            read_seconds = reading * 2 * tokens * head_dim * dtype.itemsize / read(threads)
+            bound = max(read_seconds, tokens_q * KV_GROUP * tokens / pairs_per_second / threads)
+            name = f"{tokens_q} queries, 131,072 keys, 8 heads{'' if threads == 1 else f', {threads} threads'}: read bandwidth"
+            rows.add(name, read_seconds / seconds, 0.8, of_bound=bound / seconds,
+                     gflops=4 * tokens_q * KV_GROUP * tokens * head_dim / seconds / 1e9,
+                     flops_per_byte=2 * tokens_q * KV_GROUP / dtype.itemsize, threads=threads,
+                     gbytes_read=2 * tokens * head_dim * dtype.itemsize / read_seconds / 1e9)
 
 
 def run_threads(library, dtype, head_dim, turns, rows):
