@@ -9,12 +9,12 @@
 // with replicated_q the query-side tensors (q, o, lse, d_out, dlse, dq) hold all tokens on every rank. Any strides with a
 // dense last dimension; data aligned to its element. lse is (batch, heads, local tokens), float32, natural logarithm.
 // Nothing is allocated inside forward and backward; all scratch memory is one arena of plan().arena_bytes() bytes.
-// What a pass writes (o and lse; dq, dk, dv and dsinks) may share no element with anything else that is passed to it, nor with
-// the arena; views that interleave in one allocation are fine. What it only reads may overlap. Refused are only a tensor that
-// overlaps itself and one that starts where something else that is passed starts; nothing else of this is checked.
-// One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps
-// what Plan::memory calls "saved"), unless both are given memory for it, or restore_saved() gave back what an earlier one had
-// kept.
+// What a pass writes (o, lse and what `saved` names; dq, dk, dv and dsinks) may share no element with anything else that is
+// passed to it, nor with the arena; views that interleave in one allocation are fine. What it only reads may overlap. Refused
+// are only a tensor that overlaps itself and one that starts where something else that is passed starts; nothing else of this
+// is checked. One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena
+// keeps what Plan::memory calls "saved"), unless both are given memory for it, or restore_saved() gave back what an earlier one
+// had kept.
 #pragma once
 
 #include <cstddef>
@@ -105,7 +105,7 @@ struct ExecuteOptions {
 
 // What the latest pass did that was not refused.
 struct PassStats {
-  double seconds = 0;
+  double seconds = 0;          // from the call to its return: on a device until everything is enqueued
   double waiting_seconds = 0;  // of which: nothing to compute, waiting for peers
   std::int64_t sent_bytes = 0;
   std::int64_t received_bytes = 0;

@@ -158,7 +158,7 @@ class Plan {
   const PlanOptions& options() const;
   Strategy strategy() const;  // never automatic
   int rank() const;
-  std::int64_t bucket_rows() const;  // kBucketNone or > 0
+  std::int64_t bucket_rows() const;  // of whole chunks those of the largest; kBucketNone: nothing travels in buckets
   SizeSource bucket_source() const;
   const KernelChoice& kernel(Pass pass) const;
 

@@ -32,7 +32,7 @@ struct Problem {
   // A length per batch item (0..tokens); empty: all tokens. Rows past an item's length are padding: nobody attends them,
   // they attend nobody (o = 0, lse = -inf, gradients 0). Not together with documents.
   std::vector<std::int64_t> lengths_q{};
-  std::vector<std::int64_t> lengths_k{};
+  std::vector<std::int64_t> lengths_k{};  // empty: all keys, whatever lengths_q says
   // The first key of each batch item, which then has those from starts_k[b] to starts_k[b] + lengths_k[b] (empty lengths_k: to
   // the end); empty: 0. Keys before it are padding. Not together with documents.
   std::vector<std::int64_t> starts_k{};
@@ -46,7 +46,7 @@ struct Problem {
 
   int ranks = 1;
   Sharding sharding_q{};
-  Sharding sharding_k{};
+  Sharding sharding_k{};      // contiguous unless set, whatever sharding_q is
   bool replicated_q = false;  // every rank passes the whole q (and do) and receives the whole o, lse, dq
 
   float effective_scale() const;

@@ -107,7 +107,7 @@ typedef struct ringspan_problem {
   uint64_t struct_size;
   int64_t batch;    /* 0: 1 */
   int64_t tokens_q; /* over all ranks, per batch item */
-  int64_t tokens_k;
+  int64_t tokens_k; /* 0: no keys; there is no default */
   int32_t heads;
   int32_t kv_heads;     /* 0: heads */
   int32_t head_dim;     /* of q and k */
@@ -120,17 +120,17 @@ typedef struct ringspan_problem {
   float scale;          /* 0: 1 / sqrt(head_dim) */
   float softcap;        /* 0: off */
   float dropout;
-  uint64_t seed;          /* of the dropout */
-  const char* pattern;    /* "causal & window:1023,0"; NULL: "full" */
-  const char* sharding_q; /* NULL: "contiguous" */
-  const char* sharding_k;
+  uint64_t seed;               /* of the dropout */
+  const char* pattern;         /* "causal & window:1023,0"; NULL: "full" */
+  const char* sharding_q;      /* NULL: "contiguous" */
+  const char* sharding_k;      /* NULL: "contiguous", whatever that of q is */
   const int32_t* cu_seqlens_q; /* documents, with their number of entries */
   uint64_t cu_seqlens_q_count;
   const int32_t* cu_seqlens_k; /* NULL: as cu_seqlens_q */
   uint64_t cu_seqlens_k_count;
   const int64_t* lengths_q; /* NULL, or a length per batch item */
-  const int64_t* lengths_k;
-  const int64_t* starts_k; /* NULL, or the first key of each batch item */
+  const int64_t* lengths_k; /* NULL: all keys, whatever the lengths of q are */
+  const int64_t* starts_k;  /* NULL, or the first key of each batch item */
 } ringspan_problem;
 
 typedef struct ringspan_options {
@@ -282,7 +282,7 @@ typedef struct ringspan_backward_tensors {
   const float* alibi_slopes;
   int64_t alibi_batch_stride;
   const float* sinks;
-  float* dsinks;
+  float* dsinks; /* (heads), the sum over all ranks; required with sinks */
 } ringspan_backward_tensors;
 
 typedef struct ringspan_execute_options {
@@ -325,9 +325,10 @@ int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_
                                             ringspan_attention** attention);
 void ringspan_attention_destroy(ringspan_attention* attention);
 /* Collective. Tensors that one rank cannot pass (NULL, null data, a wrong struct_size) are refused on all ranks, and the
- * attention stays usable. What may overlap what: ringspan/attention.h. On a device both return when everything is enqueued, see
- * ringspan_attention_wait; an error of the device is noticed by the call that is made then, which may be a later one, and is a
- * RINGSPAN_DEVICE_ERROR. */
+ * attention stays usable. What may overlap what: ringspan/attention.h. backward belongs to the latest forward of the attention,
+ * which keeps what backward reads: layers that are alike each need an attention of their own. On a device both return when
+ * everything is enqueued, see ringspan_attention_wait; an error of the device is noticed by the call that is made then, which
+ * may be a later one, and is a RINGSPAN_DEVICE_ERROR. */
 int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors);
 int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors);
 /* Returns when everything that forward and backward enqueued is done; on the CPU, at once. */

@@ -80,8 +80,9 @@ struct NcclOptions {
 };
 
 // Collective. A communicator over the ranks of `host` that takes messages in memory of `device` too and moves those by NCCL,
-// which is loaded at run time. `host` carries everything else, must be made by a function of this file, outlive the result, and
-// not be used meanwhile. An error on one rank (no library, no device) is raised on all; ranks need the same version of NCCL.
+// which is loaded at run time. `host` carries everything else, must be of threads or processes (not callbacks), outlive the
+// result, and not be used meanwhile. An error on one rank (no library, no device) is raised on all; ranks need the same version
+// of NCCL.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, const NcclOptions& options = {});
 
 // 128 bytes for NcclOptions::unique_id of all ranks, for one communicator. Loads NCCL. Throws Unsupported where there is no

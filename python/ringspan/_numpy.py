@@ -120,8 +120,10 @@ def attention(q, k, v, *, pattern=None, causal=False, window=None, cu_seqlens=No
     """softmax(q k^T) v under a pattern, on NumPy arrays (batch, tokens, heads, head_dim); float32, float16 or bfloat16.
 
     k and v may have fewer heads than q (GQA). pattern is the text of docs/cli.md or a Pattern; causal, window=(left, right) and
-    cu_seqlens (packed documents) are added to it. ranks=N computes as N ranks would, in threads. layout is "bshd", "bhsd", or
-    "thd" without a batch. Returns o, and with return_lse also lse (batch, heads, tokens), natural logarithm.
+    cu_seqlens (packed documents) are added to it. scale defaults to 1 / sqrt(head_dim); softcap, alibi_slopes (heads) or (batch,
+    heads) and sinks (heads) are those of the PyTorch front. dropout_p drops pairs by (seed, batch, head, query, key): another
+    seed, which is 0 unless given, for another mask. ranks=N computes as N ranks would, in threads, sharded and by the strategy
+    named. layout is "bshd", "bhsd", or "thd" without a batch. Returns o, and with return_lse also lse (batch, heads, tokens), natural logarithm.
     """
     call = _Call(q, k, v, False, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
                  scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks, dropout_p=dropout_p, seed=seed, ranks=ranks,

@@ -132,7 +132,7 @@ class Plan:
 
     @property
     def bucket_rows(self) -> int:
-        """Rows that travel at once; -1: whole chunks."""
+        """Rows that travel at once, of whole chunks those of the largest; -1: nothing travels in buckets."""
         return self._core.bucket_rows
 
     @property

@@ -18,16 +18,16 @@ std::string device_line(int index) {
       fmt::format("cuda:{}: {}, compute capability {}.{}, {} MiB, {} multiprocessors", index, properties.name, properties.major,
                   properties.minor, properties.totalGlobalMem >> 20, properties.multiProcessorCount);
   if (properties.major < 8) {
-    return head + "; the kernels need 8.0 or newer (this CUDA cannot compile for it): attention runs on the CPU";
+    return head + "; refused: the kernels need 8.0 or newer, which this CUDA cannot compile for. The CPU can be used";
   }
   std::string line =
       head + fmt::format(
-                 "; attention runs with kernels of our own: mma.sync for 16-bit tensors, float32 units for float32; {} "
-                 "KiB of shared memory per block",
+                 "; attention runs with kernels of our own, where this build has code for it: mma.sync for 16-bit tensors, "
+                 "float32 units for float32; {} KiB of shared memory per block",
                  properties.sharedMemPerBlockOptin >> 10);
   if (RINGSPAN_CUDA_SM90A && properties.major == 9 && properties.minor == 0) {
-    line += has_tensor_maps() ? "; wgmma can be named, whole tiles come by TMA"
-                              : "; wgmma can be named, without TMA: the driver has no cuTensorMapEncodeTiled";
+    line += has_tensor_maps() ? "; wgmma up to a head_dim of 128, whole tiles by TMA"
+                              : "; wgmma up to a head_dim of 128, without TMA: the driver has no cuTensorMapEncodeTiled";
   }
   return line;
 }

@@ -70,13 +70,14 @@ Binding check(const PlanData& plan, TensorKind kind, const ConstTensor& tensor, 
 }
 
 // An output that starts where another tensor starts would overwrite what is still to be read.
-void check_aliases(const PlanData& plan, const Bindings& bindings, std::initializer_list<TensorKind> outputs) {
+void check_aliases(const PlanData& plan, const Bindings& bindings, std::initializer_list<TensorKind> outputs,
+                   const std::byte* saved, bool writes_saved) {
   struct Given {
     std::string_view name;
     const void* data;  // null where there is nothing to read or write
     bool is_output;
   };
-  std::array<Given, kCallerTensors + 3> all;
+  std::array<Given, kCallerTensors + 4> all;
   for (int index = 0; index < kCallerTensors; ++index) {
     const auto kind = static_cast<TensorKind>(index);
     const TensorShape shape = shape_of(plan, kind);
@@ -87,6 +88,7 @@ void check_aliases(const PlanData& plan, const Bindings& bindings, std::initiali
   all[kCallerTensors] = {"alibi_slopes", bindings.alibi_slopes, false};
   all[kCallerTensors + 1] = {"sinks", bindings.sinks, false};
   all[kCallerTensors + 2] = {"dsinks", bindings.dsinks, true};
+  all[kCallerTensors + 3] = {"saved", saved, writes_saved};
   for (const Given& output : all) {
     if (!output.is_output || output.data == nullptr) continue;
     for (const Given& other : all) {
@@ -169,7 +171,7 @@ Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {
   output(TensorKind::o, tensors.o);
   output(TensorKind::lse, tensors.lse);
   bind_vectors(plan, tensors, &bindings);
-  check_aliases(plan, bindings, {TensorKind::o, TensorKind::lse});
+  check_aliases(plan, bindings, {TensorKind::o, TensorKind::lse}, tensors.saved.data(), true);
   return bindings;
 }
 
@@ -192,7 +194,7 @@ Bindings bind(const PlanData& plan, const BackwardTensors& tensors, bool reads_o
   bind_vectors(plan, tensors, &bindings);
   check_vector(plan.problem.sinks, tensors.dsinks, "dsinks", "sinks");
   bindings.dsinks = tensors.dsinks;
-  check_aliases(plan, bindings, {TensorKind::dq, TensorKind::dk, TensorKind::dv});
+  check_aliases(plan, bindings, {TensorKind::dq, TensorKind::dk, TensorKind::dv}, tensors.saved.data(), false);
   return bindings;
 }
 

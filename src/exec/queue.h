@@ -9,7 +9,7 @@
 
 namespace ringspan {
 
-enum class MemorySpace : std::uint8_t { host, fake_device, cuda };
+enum class MemorySpace : std::uint8_t { host, fake_device };
 
 // The n-th recorded point of a queue; 0 is complete from the start.
 using Event = std::uint64_t;

@@ -216,8 +216,6 @@ const AttendKernel& select(std::span<const AttendKernel> kernels, const AttendSh
 
 std::span<const Implementation> implementations() { return kImplementations; }
 
-std::string_view implementation_of(const AttendKernel& kernel) { return kernel.name.substr(kernel.name.rfind('_') + 1); }
-
 std::span<const AttendKernel> attend_kernels() { return kAttendKernels; }
 std::span<const AttendKernel> attend_backward_kernels() { return kAttendBackwardKernels; }
 

@@ -17,6 +17,5 @@ struct Implementation {
 
 // Those compiled into this library, in the order of kernels.inc.
 std::span<const Implementation> implementations();
-std::string_view implementation_of(const AttendKernel& kernel);
 
 }  // namespace ringspan::kernels

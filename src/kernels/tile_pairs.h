@@ -53,11 +53,6 @@ RINGSPAN_INLINE __mmask16 not_finite(__m256i x) {
   const __m256i exponent = _mm256_set1_epi16(0x7f80);
   return _mm256_cmpeq_epi16_mask(_mm256_and_si256(x, exponent), exponent);
 }
-template <typename Type>
-RINGSPAN_INLINE __mmask16 beyond_limit(__m256i x) {
-  const __m256i exponent = _mm256_and_si256(x, _mm256_set1_epi16(0x7f80));
-  return _mm256_cmpge_epi16_mask(exponent, _mm256_set1_epi16(Type::kLimit));
-}
 RINGSPAN_INLINE __m256i round_to_words(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
 // kLimit: exponents from which on a sum of products of planes may not be what the product of the sums is.

@@ -126,11 +126,17 @@ TEST(AttentionErrors, SavedOfAnotherPlan) {
     forward.saved = memory.bytes().subspan(4, bytes);
     expect_throw<InvalidArgument>([&] { attention.forward(forward); }, "is not aligned to 64 bytes");
     forward.saved = memory.bytes().first(bytes);
+    ForwardTensors over = forward;
+    over.o.data = memory.bytes().data();
+    expect_throw<InvalidArgument>([&] { attention.forward(over); }, "o is written and must not share memory with saved");
     attention.forward(forward);
     expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); },
                                   "backward() reads what forward() keeps in the arena, but forward() has not run");
     BackwardTensors backward = tensors.backward();
     backward.saved = forward.saved;
+    BackwardTensors spoiled = backward;
+    spoiled.dk.data = memory.bytes().data();
+    expect_throw<InvalidArgument>([&] { attention.backward(spoiled); }, "dk is written and must not share memory with saved");
     attention.backward(backward);
   });
 }
