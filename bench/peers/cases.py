@@ -62,7 +62,9 @@ def _timed():
 
 
 TIMED = {case.name: case for case in _timed()}
-TIMED["1-dilated-65536"] = dataclasses.replace(TIMED["1-dilated-8192"], name="1-dilated-65536", tokens=65536)
+for _dtype in ("float32", "bfloat16"):
+    _name = "1-dilated-65536" + ("" if _dtype == "float32" else f"-{_dtype}")
+    TIMED[_name] = dataclasses.replace(TIMED["1-dilated-8192"], name=_name, tokens=65536, dtype=_dtype)
 
 
 def _probe(name, **fields):
