@@ -89,7 +89,7 @@ def best_of(*peaks):
     return {name: max(peak.get(name, 0.0) for peak in peaks) for name in peaks[0]}
 
 
-def peak_of(peaks, dtype):
-    """(GFLOP/s, name of the loop) of the fastest way to multiply operands of the type that has one product per element."""
+def fastest_loop(peaks, dtype):
+    """The loop of peak.cc that is the fastest way to multiply operands of the type that has one product per element."""
     names = ["float32"] + (["bfloat16_dot", "bfloat16_tile"] if dtype == "bfloat16" else [])
-    return max((peaks.get(f"{name}_gflops", 0.0), name) for name in names)
+    return max(names, key=lambda name: peaks.get(f"{name}_gflops", 0.0))

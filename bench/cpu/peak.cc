@@ -181,12 +181,10 @@ extern "C" double float32_rate_now() {
 }
 
 int main() {
-  constexpr double kWork = 4e9;
+  constexpr int kSteps = 4'000'000;
   std::printf("{");
-  for (const Loop& loop : loops()) {
-    const int steps = static_cast<int>(kWork / loop.flops_of_step);
-    std::printf("\"%s_gflops\": %.1f, ", loop.name, rate(loop.flops_of_step * steps, [&] { loop.run(steps); }));
-  }
+  for (const Loop& loop : loops())
+    std::printf("\"%s_gflops\": %.1f, ", loop.name, rate(loop.flops_of_step * kSteps, [&] { loop.run(kSteps); }));
   std::printf("\"read_gbytes_per_second\": %.1f}\n", read_rate());
   return 0;
 }

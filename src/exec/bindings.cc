@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <initializer_list>
 #include <limits>
+#include <span>
 
 #include "base/int128.h"
 #include "ringspan/error.h"
@@ -69,9 +70,9 @@ Binding check(const PlanData& plan, TensorKind kind, const ConstTensor& tensor, 
   return binding;
 }
 
-// An output that starts where another tensor starts would overwrite what is still to be read.
+// An output that starts where another tensor, or what is kept for backward, starts would overwrite what is still to be read.
 void check_aliases(const PlanData& plan, const Bindings& bindings, std::initializer_list<TensorKind> outputs,
-                   const std::byte* saved, bool writes_saved) {
+                   std::span<const std::byte> saved, bool writes_saved) {
   struct Given {
     std::string_view name;
     const void* data;  // null where there is nothing to read or write
@@ -88,7 +89,7 @@ void check_aliases(const PlanData& plan, const Bindings& bindings, std::initiali
   all[kCallerTensors] = {"alibi_slopes", bindings.alibi_slopes, false};
   all[kCallerTensors + 1] = {"sinks", bindings.sinks, false};
   all[kCallerTensors + 2] = {"dsinks", bindings.dsinks, true};
-  all[kCallerTensors + 3] = {"saved", saved, writes_saved};
+  all[kCallerTensors + 3] = {"saved", saved.empty() ? nullptr : saved.data(), writes_saved};
   for (const Given& output : all) {
     if (!output.is_output || output.data == nullptr) continue;
     for (const Given& other : all) {
@@ -171,7 +172,7 @@ Bindings bind(const PlanData& plan, const ForwardTensors& tensors) {
   output(TensorKind::o, tensors.o);
   output(TensorKind::lse, tensors.lse);
   bind_vectors(plan, tensors, &bindings);
-  check_aliases(plan, bindings, {TensorKind::o, TensorKind::lse}, tensors.saved.data(), true);
+  check_aliases(plan, bindings, {TensorKind::o, TensorKind::lse}, tensors.saved, true);
   return bindings;
 }
 
@@ -194,7 +195,7 @@ Bindings bind(const PlanData& plan, const BackwardTensors& tensors, bool reads_o
   bind_vectors(plan, tensors, &bindings);
   check_vector(plan.problem.sinks, tensors.dsinks, "dsinks", "sinks");
   bindings.dsinks = tensors.dsinks;
-  check_aliases(plan, bindings, {TensorKind::dq, TensorKind::dk, TensorKind::dv}, tensors.saved.data(), false);
+  check_aliases(plan, bindings, {TensorKind::dq, TensorKind::dk, TensorKind::dv}, tensors.saved, false);
   return bindings;
 }
 

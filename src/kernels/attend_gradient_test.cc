@@ -8,15 +8,8 @@
 namespace ringspan::kernels::testing {
 namespace {
 
-class AttendBackwardTest : public ::testing::TestWithParam<AttendKernel> {
+class AttendBackwardTest : public KernelTest {
  protected:
-  const AttendKernel& kernel() const { return GetParam(); }
-  DType dtype() const { return dtype_of(GetParam()); }
-  Spec spec(std::int64_t n_q, std::int64_t n_k, int head_dim = 64) const {
-    Spec s;
-    s.dtype = dtype(), s.n_q = n_q, s.n_k = n_k, s.head_dim = s.head_dim_v = head_dim;
-    return s;
-  }
   void run_and_check(World& world, const std::vector<Part>& parts, const std::string& what, int threads = 1) {
     set_final_rows(world, exact_attention(world, parts));
     run_kernel(kernel(), world, parts, threads);

@@ -14,7 +14,8 @@
 #include "kernels/attend_dense.h"
 #include "kernels/attend_world.h"
 
-// The lists that attend_test.cc and attend_gradient_test.cc test: a program that includes these files may name others before.
+// The lists that attend_test.cc, attend_results_test.cc and attend_gradient_test.cc test: a program that includes these files
+// may name others before.
 #if !defined(RINGSPAN_TEST_ATTEND_KERNELS)
 #define RINGSPAN_TEST_ATTEND_KERNELS attend_kernels()
 #endif
@@ -218,6 +219,18 @@ inline std::vector<AttendKernel> runnable(std::span<const AttendKernel> kernels)
   return list;
 }
 inline std::string kernel_name(const ::testing::TestParamInfo<AttendKernel>& info) { return std::string(info.param.name); }
+
+// Of each kernel of such a list.
+class KernelTest : public ::testing::TestWithParam<AttendKernel> {
+ protected:
+  const AttendKernel& kernel() const { return GetParam(); }
+  DType dtype() const { return dtype_of(GetParam()); }
+  Spec spec(std::int64_t n_q, std::int64_t n_k, int head_dim = 64) const {
+    Spec s;
+    s.dtype = dtype(), s.n_q = n_q, s.n_k = n_k, s.head_dim = s.head_dim_v = head_dim;
+    return s;
+  }
+};
 
 }  // namespace ringspan::kernels::testing
 

@@ -14,12 +14,11 @@
 namespace ringspan::kernels::testing {
 namespace {
 
-class FewQueriesTest : public ::testing::TestWithParam<AttendKernel> {
+class FewQueriesTest : public KernelTest {
  protected:
-  const AttendKernel& kernel() const { return GetParam(); }
   Spec spec(std::int64_t n_q, std::int64_t group, std::int64_t n_k) const {
     Spec s;
-    s.dtype = dtype_of(GetParam());
+    s.dtype = dtype();
     s.n_q = n_q, s.group = group, s.n_k = n_k, s.head_dim = s.head_dim_v = 16;
     return s;
   }

@@ -4,6 +4,7 @@
 #include "cuda/pinned_new.h"
 
 #define RINGSPAN_TEST_ATTEND_KERNELS ringspan::testing::gpu_kernels<false>()
+#include "kernels/attend_results_test.cc"
 #include "kernels/attend_test.cc"
 
 namespace ringspan::testing {
