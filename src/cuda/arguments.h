@@ -10,6 +10,9 @@
 
 namespace ringspan::cuda {
 
+// Which rows the blocks own and write: of the state, of dq, or of dk and dv.
+enum class Owner : std::uint8_t { state, query_gradients, key_gradients };
+
 // Tasks over the same rows (queries, or keys for dk and dv), which one block after the other takes in for its own rows.
 // Blocks [first_block, first_block + columns x tiles) belong to it: of `together` columns, a head of a batch item each, first
 // the tiles with most work, then the next ones, and so on (find_work). So the last blocks of a launch are small ones, and what
@@ -39,10 +42,9 @@ struct AttendArguments {
   const kernels::AttendTask* tasks = nullptr;  // in the order of the groups
   const Group* groups = nullptr;
   std::int64_t group_count = 0;
-  std::int64_t blocks = 0;  // of this launch
-  std::int32_t* taken =
-      nullptr;    // wgmma: how many blocks residents took beside their first ones (block_queue.h); begins with 0
-  TileMaps maps;  // wgmma: of the side that blocks walk over; may lack any
+  std::int64_t blocks = 0;        // of this launch
+  std::int32_t* taken = nullptr;  // wgmma: how many blocks residents took beside their first ones (work_ring.h); begins with 0
+  TileMaps maps;                  // wgmma: of the side that blocks walk over; may lack any
 };
 
 enum class RowOp : std::uint8_t { fill, copy, add, merge, merge_states, finalize, delta };

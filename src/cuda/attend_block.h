@@ -24,7 +24,7 @@ class AttendBlock {
   using Registers = typename M::template Registers<T, kCount>;
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
-  using Walk = TileWalk<P, M>;
+  using Walk = TileWalk<P>;
 
   RINGSPAN_DEVICE AttendBlock(M& m, const AttendArguments& arguments, unsigned char* shared)
       : m_(m),
@@ -60,13 +60,14 @@ class AttendBlock {
   RINGSPAN_DEVICE auto scores() {
     return [this](int part) -> auto& { return scores_[part]; };
   }
-  RINGSPAN_DEVICE int first_row_of(int part) const { return first_row_ + part * P::kRows; }
-  RINGSPAN_DEVICE int rows_of(int part) const { return rows_ - part * P::kRows; }  // and more, or none
+  RINGSPAN_DEVICE RowsOfBlock rows_of(int part) const {  // the last ones are fewer, or none
+    return {batch_, head_, first_row_ + part * P::kRows, rows_ - part * P::kRows};
+  }
 
   RINGSPAN_DEVICE void load(const Task& task) {
     RINGSPAN_UNROLL
     for (int part = 0; part < P::kParts; ++part) {
-      state_[part].load(m_, task, batch_, head_, first_row_of(part), rows_of(part), params_.shape.head_dim_v);
+      state_[part].load(m_, task, rows_of(part), params_.shape.head_dim_v);
       state_[part].begin_unit(m_, arguments_.score_unit);
     }
   }
@@ -75,13 +76,13 @@ class AttendBlock {
   RINGSPAN_DEVICE void store(std::int64_t block) {
     const Group& group = arguments_.groups[find_work(arguments_, block).group];
     const Task& last_task = arguments_.tasks[group.first_task + group.task_count - 1];
+    m_.sync();  // nobody reads the queries any more
     RINGSPAN_UNROLL
     for (int part = 0; part < P::kParts; ++part) {
-      const int rows = rows_of(part) < P::kRows ? rows_of(part) : P::kRows;
-      state_[part].end_unit(m_, arguments_.score_unit, arguments_.tasks[group.first_task], batch_, head_, first_row_of(part),
-                            rows);
-      if (last_task.o.data == nullptr) state_[part].note_seen(m_, arguments_, group, first_row_of(part), rows);
-      state_[part].store(m_, params_, last_task, batch_, head_, first_row_of(part), rows, q_tile_ + part * P::kRows * P::kLead);
+      const RowsOfBlock rows = rows_of(part);
+      state_[part].end_unit(m_, arguments_.score_unit, arguments_.tasks[group.first_task], rows);
+      if (last_task.o.data == nullptr) state_[part].note_seen(m_, arguments_, group, rows);
+      state_[part].store(m_, params_, last_task, rows, q_tile_ + part * P::kRows * P::kLead);
     }
   }
 
@@ -122,14 +123,14 @@ class AttendBlock {
     const bool plain = walk.is_full(tile) && !has_options_ && !is_careful_;
     RINGSPAN_UNROLL
     for (int part = 0; part < P::kParts; ++part) {
-      if (part > 0 && rows_of(part) <= 0) continue;  // queries and scores are 0
+      if (part > 0 && rows_of(part).count <= 0) continue;  // queries and scores are 0
       if (arguments_.score_unit == 1.0F) scale_scores(part);
       if (plain) {
         weigh_part<true>(task, walk.first(tile), part);
       } else {
         if (params_.shape.alibi) subtract_alibi(task, walk.first(tile), part);
         if (params_.shape.dropout) {
-          draw_dropped<P, true>(m_, dropped_, arguments_, task, first_row_of(part), walk.first(tile), batch_, head_of(task));
+          draw_dropped<P, true>(m_, dropped_, arguments_, task, rows_of(part).first, walk.first(tile), batch_, head_of(task));
         }
         weigh_part<false>(task, walk.first(tile), part);
       }
@@ -148,7 +149,7 @@ class AttendBlock {
   RINGSPAN_DEVICE void subtract_alibi(const Task& task, std::int64_t column0, int part) {
     m_.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));
-      const AlibiRows alibi = alibi_rows<true>(params_, task, first_row_of(part), column0, batch_, head_of(task), lane);
+      const AlibiRows alibi = alibi_rows<true>(params_, task, rows_of(part).first, column0, batch_, head_of(task), lane);
       RINGSPAN_UNROLL
       for (int index = 0; index < P::kCols / 2; ++index) {
         scores_[part][thread][index] -= alibi(index % 4 / 2, index / 4 * 8 + index % 2);
@@ -169,7 +170,7 @@ class AttendBlock {
   RINGSPAN_DEVICE void mask_thread(const Task& task, std::int64_t column0, int part, int thread) {
     const Lane lane = lane_of(M::hidden(thread));
     VisibleColumns visible{};
-    if constexpr (!kPlain) visible = visible_columns<P, M>(task, first_row_of(part), rows_of(part), column0, thread);
+    if constexpr (!kPlain) visible = visible_columns<P, M>(task, rows_of(part), column0, thread);
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
       float largest = kMinusInfinity;

@@ -37,15 +37,16 @@ struct AttendWork {
 
 // A task's keys and values as a block sees them.
 template <typename P, typename M>
-RINGSPAN_DEVICE TileWalk<P, M> walk_of(const AttendWork& work, const kernels::AttendTask& task, int group) {
-  return TileWalk<P, M>::of(kernels::keys_of_row(task, M::hidden(work.first_row)),
-                            kernels::keys_of_row(task, M::hidden(work.first_row + work.rows - 1)), task.k_count,
-                            kernels::kv_index(task, (task.head_first + work.head * task.head_step) / group));
+RINGSPAN_DEVICE TileWalk<P> walk_of(const AttendWork& work, const kernels::AttendTask& task, int group) {
+  return TileWalk<P>::of(kernels::keys_of_row(task, M::hidden(work.first_row)),
+                         kernels::keys_of_row(task, M::hidden(work.first_row + work.rows - 1)), task.k_count,
+                         kernels::kv_index(task, (task.head_first + work.head * task.head_step) / group))
+      .template uniform<M>();
 }
 
-// The columns of the tile from column0 on that a thread's rows see, of `rows` rows from first_row on.
+// The columns of the tile from column0 on that a thread's rows see.
 template <typename P, typename M>
-RINGSPAN_DEVICE VisibleColumns visible_columns(const kernels::AttendTask& task, int first_row, int rows, std::int64_t column0,
+RINGSPAN_DEVICE VisibleColumns visible_columns(const kernels::AttendTask& task, const RowsOfBlock& rows, std::int64_t column0,
                                                int thread) {
   VisibleColumns visible{};
   const Lane lane = lane_of(M::hidden(thread));
@@ -53,7 +54,7 @@ RINGSPAN_DEVICE VisibleColumns visible_columns(const kernels::AttendTask& task, 
   for (int half = 0; half < 2; ++half) {
     const int row = lane.row + half * 8;
     kernels::IndexRange range{};
-    if (row < rows) range = kernels::keys_of_row(task, first_row + row);
+    if (row < rows.count) range = kernels::keys_of_row(task, rows.first + row);
     clip(range, column0, P::kCols, half, visible);
   }
   return visible;

@@ -7,8 +7,7 @@
 //     keys j and values j - 1 have arrived | scores = q k_j^T, acc += p v_(j-1) | wait for the scores, give keys j back,
 //     p = e^(scores - m) | wait for acc, give values j - 1 back, acc *= e^(m_before - m)
 // The two take turns at the tensor cores, so that one multiplies while the other weighs.
-// A tile that all rows see whole needs neither masks nor a look at its values. In others a value that is not finite is set to 0
-// in shared memory and reaches the rows that see it one by one: 0 x NaN must not.
+// A tile that all rows see whole needs neither masks nor a look at its values (checked_tile.h).
 //
 // Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, pair_options.h).
 //
@@ -20,7 +19,6 @@
 #include "cuda/pair_options.h"
 #include "cuda/state_rows.h"
 #include "cuda/warpgroup.h"
-#include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
 
@@ -31,7 +29,8 @@ class AttendWarpgroupBlock {
   using Registers = typename M::template Registers<T, kCount>;
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
-  using Walk = TileWalk<P, M>;
+  using Work = TaskWork<P>;
+  using Walk = TileWalk<P>;
 
   RINGSPAN_DEVICE AttendWarpgroupBlock(M& m, const AttendArguments& arguments, unsigned char* shared)
       : m_(m),
@@ -41,69 +40,74 @@ class AttendWarpgroupBlock {
         query_ring_(tiles_.query_ring()),
         key_ring_(tiles_.key_ring()),
         value_ring_(tiles_.value_ring()),
-        blocks_(tiles_.blocks()) {}
+        work_ring_(tiles_.work_ring()) {}
 
-  // Block `first` of `residents`, and others (block_queue.h).
-  RINGSPAN_DEVICE void run(int first, int residents) {
+  // What the side that copies says (work_ring.h).
+  RINGSPAN_DEVICE void run() {
     m_.begin_turns();
-    for (int block = first; block < arguments_.blocks; block = blocks_.next(m_, arguments_, residents)) run_block(block);
+    for (bool last = false; !last;) {
+      work_ring_.wait(m_);
+      last = take_in_work();
+      work_ring_.release(m_);
+    }
     m_.end_turns();
   }
 
  private:
-  RINGSPAN_DEVICE void run_block(int block) {
-    const AttendWork work = AttendWork::template of<P>(arguments_, block);
-    batch_ = work.batch;
-    head_ = work.head;
-    first_row_ = work.first_row;
-    rows_ = work.rows;
-    state_.load(m_, *work.first_task, batch_, head_, first_row_, rows_, params_.shape.head_dim_v);
-    state_.begin_unit(m_, arguments_.score_unit);
-    for (const Task* task = work.first_task; task != work.end_task; ++task) {
-      if (work.begins_queries(task)) query_ring_.wait(m_);
-      take_in(*task, walk_of<P, M>(work, *task, params_.shape.group));
-      if (work.ends_queries(task)) query_ring_.release(m_);
-    }
-    store(M::hidden(block));
+  RINGSPAN_DEVICE const Work& work() const { return tiles_.work().work[work_ring_.buffer()]; }
+
+  // Returns whether it is the last.
+  RINGSPAN_DEVICE bool take_in_work() {
+    const int flags = M::uniform(work().flags);
+    if ((flags & Work::kBegins) != 0) load();
+    if ((flags & Work::kBeginsRows) != 0) query_ring_.wait(m_);
+    take_in(work().walk.template uniform<M>());
+    if ((flags & Work::kEndsRows) != 0) query_ring_.release(m_);
+    if ((flags & Work::kEnds) != 0) store();
+    return (flags & Work::kLast) != 0;
   }
 
-  RINGSPAN_DEVICE void take_in(const Task& task, const Walk& walk) {
+  RINGSPAN_DEVICE void take_in(const Walk& walk) {
     if (walk.tiles == 0) return;
-    take_in_first_tile(task, walk);
-    for (int tile = 1; tile < walk.tiles; ++tile) take_in_tile(task, walk, tile);
-    add_last_values(task, walk);
+    take_in_first_tile(walk);
+    for (int tile = 1; tile < walk.tiles; ++tile) take_in_tile(walk, tile);
+    add_last_values(walk);
   }
 
-  // The state, or the results. Finds its work once more, and which rows have seen a key: in registers all the time these would
-  // be in the way.
-  RINGSPAN_DEVICE void store(int block) {
-    const Group& group = arguments_.groups[find_work(arguments_, block).group];
-    const Task& last_task = arguments_.tasks[group.first_task + group.task_count - 1];
-    state_.end_unit(m_, arguments_.score_unit, arguments_.tasks[group.first_task], batch_, head_, first_row_, rows_);
-    if (last_task.o.data == nullptr) state_.note_seen(m_, arguments_, group, first_row_, rows_);
-    state_.store(m_, params_, last_task, batch_, head_, first_row_, rows_, tiles_.results());
+  RINGSPAN_DEVICE RowsOfBlock rows() const {
+    return {M::uniform(work().batch), M::uniform(work().head), M::uniform(work().first_row), M::uniform(work().rows)};
+  }
+  RINGSPAN_DEVICE void load() {
+    state_.load(m_, *work().task, rows(), params_.shape.head_dim_v);
+    state_.begin_unit(m_, arguments_.score_unit);
+  }
+  // The state, or the results.
+  RINGSPAN_DEVICE void store() {
+    state_.end_unit(m_, arguments_.score_unit, *work().first_task, rows());
+    if (work().task->o.data == nullptr) state_.note_seen(m_, work().seen);
+    state_.store(m_, params_, *work().task, rows(), tiles_.results());
   }
 
   RINGSPAN_DEVICE std::uint32_t queries() const { return m_.shared_address(tiles_.queries()); }
   RINGSPAN_DEVICE std::uint32_t keys() const { return m_.shared_address(tiles_.keys(key_ring_.buffer())); }
   RINGSPAN_DEVICE std::uint32_t values() const { return m_.shared_address(tiles_.values(value_ring_.buffer())); }
 
-  RINGSPAN_DEVICE void take_in_first_tile(const Task& task, const Walk& walk) {
+  RINGSPAN_DEVICE void take_in_first_tile(const Walk& walk) {
     key_ring_.wait(m_);
     m_.fence_async();  // threads copy queries
     m_.fence_registers(scores_);
     product_rows<P>(m_, scores_, queries(), keys());
     m_.commit_products();
-    draw(task, walk, 0);
+    draw(walk, 0);
     m_.template wait_products<0>(scores_);
     key_ring_.release(m_);
-    weigh(task, walk, 0);
+    weigh(walk, 0);
     shrink_and_pack();
   }
 
-  RINGSPAN_DEVICE void take_in_tile(const Task& task, const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void take_in_tile(const Walk& walk, int tile) {
     key_ring_.wait(m_);
-    wait_values(task, walk, tile - 1);
+    wait_values(walk, tile - 1);
     m_.take_turn();
     m_.fence_registers(scores_, state_.acc, weights_);
     product_rows<P>(m_, scores_, queries(), keys());
@@ -111,17 +115,17 @@ class AttendWarpgroupBlock {
     product_weights<P>(m_, state_.acc, weights_, values());
     m_.commit_products();
     m_.pass_turn();
-    draw(task, walk, tile);
+    draw(walk, tile);
     m_.template wait_products<1>(scores_);
     key_ring_.release(m_);
-    weigh(task, walk, tile);
+    weigh(walk, tile);
     m_.template wait_products<0>(state_.acc, weights_);
     value_ring_.release(m_);
     shrink_and_pack();
   }
 
-  RINGSPAN_DEVICE void add_last_values(const Task& task, const Walk& walk) {
-    wait_values(task, walk, walk.tiles - 1);
+  RINGSPAN_DEVICE void add_last_values(const Walk& walk) {
+    wait_values(walk, walk.tiles - 1);
     m_.fence_registers(state_.acc, weights_);
     product_weights<P>(m_, state_.acc, weights_, values());
     m_.commit_products();
@@ -129,34 +133,34 @@ class AttendWarpgroupBlock {
     value_ring_.release(m_);
   }
 
-  RINGSPAN_DEVICE void wait_values(const Task& task, const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void wait_values(const Walk& walk, int tile) {
     value_ring_.wait(m_);
-    // For the keys of the next tile too. What TMA has written needs none: all but a last tile that is not whole.
-    if (!arguments_.maps.complete || walk.valid(tile + 1) < P::kCols) m_.fence_async();
-    if (looks_at_values(walk, tile)) exclude_values(task, walk, tile);
+    if (!arguments_.maps.complete) m_.fence_async();  // for the keys of the next tile too; what TMA has written needs none
+    if (!looks_at_tile<P>(walk, tile, params_.shape)) return;
+    if (M::uniform(*tiles_.non_finite(value_ring_.buffer())) != 0) exclude_values(walk, tile);
   }
 
   // Scores become probabilities against the new maximum; shrink_ is what earlier sums have to be multiplied by. All of it in
   // both branches: what stands behind them, ptxas moves behind the wait for the product before, which is to run meanwhile.
-  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void weigh(const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
-      if (params_.shape.softcap) return weigh<true>(task, walk, tile);
+      if (params_.shape.softcap) return weigh<true>(walk, tile);
     } else if (arguments_.score_unit == 1.0F) {
       scale_scores();
     }
-    weigh<false>(task, walk, tile);
+    weigh<false>(walk, tile);
   }
   template <bool kCaps>
-  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void weigh(const Walk& walk, int tile) {
     if (walk.is_full(tile)) {
-      weigh<false, kCaps>(task, walk, tile);
+      weigh<false, kCaps>(walk, tile);
     } else {
-      weigh<true, kCaps>(task, walk, tile);
+      weigh<true, kCaps>(walk, tile);
     }
   }
   template <bool kMasked, bool kCaps>
-  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile) {
-    m_.each([&](int thread) { scale_thread<kMasked, kCaps>(task, walk.first(tile), thread); });
+  RINGSPAN_DEVICE void weigh(const Walk& walk, int tile) {
+    m_.each([&](int thread) { scale_thread<kMasked, kCaps>(walk.first(tile), thread); });
     m_.quad_max(tile_max_);
     m_.each([&](int thread) {
       float reference[2];  // the maxima in powers of 2; rounded, but all that a row adds up has the same rounding
@@ -214,13 +218,14 @@ class AttendWarpgroupBlock {
   }
 
   template <bool kMasked, bool kCaps>
-  RINGSPAN_DEVICE void scale_thread(const Task& task, std::int64_t column0, int thread) {
+  RINGSPAN_DEVICE void scale_thread(int column0, int thread) {
     [[maybe_unused]] VisibleColumns visible{};
-    if constexpr (kMasked) visible = visible_columns<P, M>(task, first_row_, rows_, column0, thread);
+    if constexpr (kMasked) visible = work().visible(M::hidden(thread), column0);
     const Lane lane = lane_of(thread);
     [[maybe_unused]] AlibiRows alibi;
     if constexpr (P::kOptions) {
-      alibi = alibi_rows<true>(params_, task, first_row_, column0, batch_, head_of(task), lane);
+      const RowsOfBlock of = rows();
+      alibi = alibi_rows<true>(params_, *work().task, of.first, column0, of.batch, query_head(of), lane);
     }
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -256,24 +261,21 @@ class AttendWarpgroupBlock {
   }
 
   // The pairs of a tile that are dropped, while its products run.
-  RINGSPAN_DEVICE void draw(const Task& task, const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void draw(const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
-      const std::int64_t first = walk.first(tile);
-      draw_dropped<P, true>(m_, dropped_, arguments_, task, first_row_, first, batch_, head_of(task));
+      const RowsOfBlock of = rows();
+      draw_dropped<P, true>(m_, dropped_, arguments_, *work().task, of.first, walk.first(tile), of.batch, query_head(of));
     }
   }
-  RINGSPAN_DEVICE std::int64_t head_of(const Task& task) const { return task.head_first + head_ * task.head_step; }
-
-  RINGSPAN_DEVICE bool looks_at_values(const Walk& walk, int tile) const {
-    return !walk.is_full(tile) || (P::kOptions && params_.shape.dropout);
+  RINGSPAN_DEVICE std::int64_t query_head(const RowsOfBlock& of) const {
+    return work().task->head_first + of.head * work().task->head_step;
   }
-  // Values of a tile with masked or dropped pairs, before they are multiplied.
-  RINGSPAN_DEVICE void exclude_values(const Task& task, const Walk& walk, int tile) {
-    const auto rows = view_of<const Element>(task.v, batch_, walk.head);
+
+  RINGSPAN_DEVICE void exclude_values(const Walk& walk, int tile) {
+    const auto values = view_of<const Element>(work().task->v, M::uniform(work().batch), walk.head);
     exclude_non_finite<P, P::kOptions>(
-        m_, tiles_.values(value_ring_.buffer()), {rows, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v},
-        state_.acc, weights_, tiles_.pairs(), flags_,
-        [&](int thread) { return visible_columns<P, M>(task, first_row_, rows_, walk.first(tile), thread); });
+        m_, tiles_.values(value_ring_.buffer()), {values, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v},
+        state_.acc, weights_, tiles_.pairs(), [&](int thread) { return work().visible(M::hidden(thread), walk.first(tile)); });
   }
 
   M& m_;
@@ -281,15 +283,13 @@ class AttendWarpgroupBlock {
   const kernels::AttendParams& params_;
   AttendTiles<P> tiles_;
   TileRing<1> query_ring_;
-  TileRing<2> key_ring_, value_ring_;
-  BlockQueue blocks_;
-  int batch_ = 0, head_ = 0, first_row_ = 0, rows_ = 0;
+  TileRing<AttendTiles<P>::kBuffers> key_ring_, value_ring_;
+  WorkRing work_ring_;
   StateRows<P, M> state_;
   Registers<float, P::kCols / 2> scores_;
   Registers<std::uint32_t, P::kCols / 4> weights_;
   Registers<float, 2> tile_max_, shrink_;
   DroppedPairs<P, M> dropped_;  // with options
-  Registers<int, 1> flags_;
 };
 
 }  // namespace ringspan::cuda

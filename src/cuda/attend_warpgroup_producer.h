@@ -1,10 +1,9 @@
-// The warpgroup of attend's program (attend_warpgroup_block.h) that copies queries, keys and values into shared memory, in the
-// order in which buffers become free: keys j + 1 before values j, and the first ones of the next task while the last of this
-// are still in use.
+// The warpgroup of attend's program (attend_warpgroup_block.h) that finds out what there is to do (work_ring.h) and copies
+// queries, keys and values into shared memory, in the order in which buffers become free: keys j + 1 before values j, and the
+// first ones of the next task while the last of this are still in use.
 #pragma once
 
 #include "cuda/attend_warpgroup_tiles.h"
-#include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
 
@@ -12,83 +11,88 @@ template <typename P, typename M>
 class AttendWarpgroupProducer {
  public:
   using Element = typename P::Element;
-  using Task = kernels::AttendTask;
-  using Walk = TileWalk<P, M>;
+  using Work = TaskWork<P>;
+  using Walk = TileWalk<P>;
 
-  RINGSPAN_DEVICE AttendWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared)
+  RINGSPAN_DEVICE AttendWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared, int first,
+                                          int residents)
       : m_(m),
         arguments_(arguments),
         tiles_(m, shared),
         query_ring_(tiles_.query_ring()),
         key_ring_(tiles_.key_ring()),
         value_ring_(tiles_.value_ring()),
-        blocks_(tiles_.blocks()) {}
+        landing_(tiles_.landing()),
+        work_list_(m, arguments, tiles_.work_ring(), tiles_.work(), first, residents) {}
 
-  RINGSPAN_DEVICE void run(int first, int residents) {
+  RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    for (int block = first; block < arguments_.blocks;) {
-      const int next = blocks_.take(m_, arguments_, residents);
-      copy_block(block);
-      block = next;
-    }
+    while (const Work* work = work_list_.next()) copy(*work);
+    work_list_.finish();
     query_ring_.finish(m_);
     key_ring_.finish(m_);
     value_ring_.finish(m_);
   }
 
  private:
-  RINGSPAN_DEVICE void copy_block(int block) {
-    const AttendWork work = AttendWork::template of<P>(arguments_, block);
-    for (const Task* task = work.first_task; task != work.end_task; ++task) {
-      if (work.begins_queries(task)) copy_queries(work, *task);
-      const Walk walk = walk_of<P, M>(work, *task, arguments_.params.shape.group);
-      const TilePlace keys = find(task->k, arguments_.params.shape.head_dim, *task, walk, work);
-      const TilePlace values = find(task->v, arguments_.params.shape.head_dim_v, *task, walk, work);
-      for (int tile = 0; tile < walk.tiles; ++tile) {
-        copy_keys(work, *task, walk, keys, tile);
-        if (tile > 0) copy_values(work, *task, walk, values, tile - 1);
-      }
-      if (walk.tiles > 0) copy_values(work, *task, walk, values, walk.tiles - 1);
+  RINGSPAN_DEVICE void copy(const Work& work) {
+    if ((M::uniform(work.flags) & Work::kBeginsRows) != 0) copy_queries(work);
+    const Walk walk = work.walk.template uniform<M>();
+    for (int tile = 0; tile <= walk.tiles; ++tile) {
+      if (tile < walk.tiles) copy_keys(work, walk, tile);
+      if (tile > 0) copy_values(work, walk, tile - 1);
     }
   }
 
-  RINGSPAN_DEVICE TilePlace find(const kernels::KeyRows& operand, int width, const Task& task, const Walk& walk,
-                                 const AttendWork& work) const {
-    return find_place(arguments_.maps, operand, width, task.k_count, walk.head + 1, work.batch + 1);
-  }
-
-  RINGSPAN_DEVICE void copy_queries(const AttendWork& work, const Task& task) {
+  RINGSPAN_DEVICE void copy_queries(const Work& work) {
     query_ring_.acquire(m_);
-    const auto rows = view_of<const Element>(task.q, work.batch, work.head);
+    const auto rows = view_of<const Element>(work.task->q, work.batch, work.head);
     copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.queries(),
                                               {rows, work.first_row, work.rows, arguments_.params.shape.head_dim});
     query_ring_.publish(m_);
   }
-  RINGSPAN_DEVICE void copy_keys(const AttendWork& work, const Task& task, const Walk& walk, const TilePlace& place, int tile) {
+  RINGSPAN_DEVICE void copy_keys(const Work& work, const Walk& walk, int tile) {
     key_ring_.acquire(m_);
-    copy(work, task.k, walk, place, tile, key_ring_.full(), tiles_.keys(key_ring_.buffer()), arguments_.params.shape.head_dim);
+    copy(tiles_.keys(key_ring_.buffer()), work, walk, tile, work.first, key_ring_.full(), [&] {
+      return TileRows<Element>{view_of<const Element>(work.task->k, work.batch, walk.head), walk.first(tile), walk.valid(tile),
+                               arguments_.params.shape.head_dim};
+    });
     key_ring_.publish(m_);
   }
-  RINGSPAN_DEVICE void copy_values(const AttendWork& work, const Task& task, const Walk& walk, const TilePlace& place,
-                                   int tile) {
+  RINGSPAN_DEVICE void copy_values(const Work& work, const Walk& walk, int tile) {
     value_ring_.acquire(m_);
-    copy(work, task.v, walk, place, tile, value_ring_.full(), tiles_.values(value_ring_.buffer()),
-         arguments_.params.shape.head_dim_v);
+    const int buffer = value_ring_.buffer();
+    unsigned char* const to = tiles_.values(buffer);
+    const bool looks = looks_at_tile<P>(walk, tile, arguments_.params.shape);
+    copy(to, work, walk, tile, work.second, looks ? landing_.barrier() : value_ring_.full(), [&] {
+      return TileRows<Element>{view_of<const Element>(work.task->v, work.batch, walk.head), walk.first(tile), walk.valid(tile),
+                               arguments_.params.shape.head_dim_v};
+    });
+    if (looks) {
+      landing_.wait(m_);
+      const bool any = holds_non_finite<P>(m_, to, flags_);
+      m_.fence_async();
+      m_.each([&](int thread) {
+        if (thread == 0) *tiles_.non_finite(buffer) = any ? 1 : 0;
+      });
+    }
     value_ring_.publish(m_);
   }
-  RINGSPAN_DEVICE void copy(const AttendWork& work, const kernels::KeyRows& operand, const Walk& walk, const TilePlace& place,
-                            int tile, std::uint32_t barrier, unsigned char* to, int width) {
-    const auto rows = view_of<const Element>(operand, work.batch, walk.head);
-    copy_tile_from<P::kCols, P::kDim, Element>(m_, to, {rows, walk.first(tile), walk.valid(tile), width}, arguments_.maps,
-                                               place, walk.head, work.batch, barrier);
+  template <typename RowsOf>
+  RINGSPAN_DEVICE void copy(unsigned char* to, const Work& work, const Walk& walk, int tile, const TilePlace& place,
+                            std::uint32_t barrier, RowsOf&& rows_of) {
+    copy_tile_from<P::kCols, P::kDim, Element>(m_, to, walk.first(tile), walk.valid(tile), arguments_.maps, place, walk.head,
+                                               work.batch, barrier, rows_of);
   }
 
   M& m_;
   const AttendArguments& arguments_;
   AttendTiles<P> tiles_;
   TileRing<1> query_ring_;
-  TileRing<2> key_ring_, value_ring_;
-  BlockQueue blocks_;
+  TileRing<AttendTiles<P>::kBuffers> key_ring_, value_ring_;
+  Landing landing_;
+  WorkList<P, M, Owner::state> work_list_;
+  typename M::template Registers<int, 1> flags_;
 };
 
 }  // namespace ringspan::cuda

@@ -16,13 +16,16 @@ struct BlockWork {
   std::int64_t group = 0, tile = 0, head = 0, batch = 0;  // batch: index of the tasks' batch items; tile 0: the most work
 };
 
-RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64_t block) {
-  std::int64_t low = 0;
-  std::int64_t high = arguments.group_count - 1;
-  while (low < high) {
-    const std::int64_t middle = (low + high + 1) / 2;
-    (arguments.groups[middle].first_block <= block ? low : high) =
-        arguments.groups[middle].first_block <= block ? middle : middle - 1;
+// from: a group that does not begin behind the block. Cost: the logarithm of the groups between.
+RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64_t block, std::int64_t from = 0) {
+  const auto begins = [&](std::int64_t group) { return arguments.groups[group].first_block; };
+  std::int64_t low = from;
+  std::int64_t step = 1;
+  for (; low + step < arguments.group_count && begins(low + step) <= block; step *= 2) low += step;
+  std::int64_t high = low + step < arguments.group_count ? low + step : arguments.group_count;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (begins(middle) <= block ? low : high) = middle;
   }
   const Group& group = arguments.groups[low];
   const auto index = static_cast<std::uint32_t>(block - group.first_block);  // a launch has fewer than 2^31
@@ -35,6 +38,11 @@ RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64
   const auto heads = static_cast<std::uint32_t>(group.heads);
   return {low, index % share / width, column % heads, column / heads};
 }
+
+// Rows first .. first + count - 1 of (batch item, head) of a task.
+struct RowsOfBlock {
+  int batch, head, first, count;
+};
 
 // Rows of one (batch item, head) of an operand.
 template <typename T>
@@ -68,6 +76,17 @@ struct alignas(16) Chunk {
   std::uint32_t words[4];
 };
 
+// Not 0 where an exponent of the word, one float32 or a pair of 16-bit elements, has all bits set: one more in its last place
+// carries into the sign.
+template <DType kType>
+RINGSPAN_DEVICE std::uint32_t overflow_of_exponents(std::uint32_t word) {
+  constexpr std::uint32_t kSigns = kType == DType::float32 ? 0x80000000U : 0x80008000U;
+  constexpr std::uint32_t kExponents = kType == DType::float32    ? 0x7f800000U
+                                       : kType == DType::bfloat16 ? 0x7f807f80U
+                                                                  : 0x7c007c00U;
+  constexpr std::uint32_t kOnes = kType == DType::float32 ? 0x00800000U : kType == DType::bfloat16 ? 0x00800080U : 0x04000400U;
+  return ((word & kExponents) + kOnes) & kSigns;
+}
 template <DType kType>
 RINGSPAN_DEVICE bool is_finite_word(std::uint32_t word) {  // one float32 or a pair of 16-bit elements
   if constexpr (kType == DType::float32) return (word & 0x7f800000U) != 0x7f800000U;
@@ -85,30 +104,6 @@ RINGSPAN_DEVICE std::uint32_t without_non_finite(std::uint32_t word) {
 
 RINGSPAN_DEVICE std::uint32_t bits_of(float value) { return std::bit_cast<std::uint32_t>(value); }
 RINGSPAN_DEVICE std::uint32_t bits_of(std::uint16_t value) { return value; }
-
-// `valid` rows of `width` elements, kLead elements apart in shared memory, to rows in memory from `first` on; 16 bytes at a
-// time where these begin at multiples of that. No barrier.
-template <int kRows, int kDim, int kLead, typename Element, typename M>
-RINGSPAN_DEVICE void store_tile(M& m, const Element* tile, RowsView<Element> rows, std::int64_t first, int valid, int width) {
-  constexpr int kPerChunk = 16 / static_cast<int>(sizeof(Element));
-  constexpr int kChunks = kDim / kPerChunk;
-  const bool aligned = reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride % kPerChunk == 0;
-  m.each([&](int thread) {
-    for (int index = M::hidden(thread); index < kRows * kChunks; index += M::kThreads) {
-      const int row = index / kChunks;
-      const int column = index % kChunks * kPerChunk;
-      if (row >= valid || column >= width) continue;
-      const Element* from = tile + row * kLead + column;
-      Element* to = rows.row(first + row) + column;
-      if (aligned && column + kPerChunk <= width) {
-        *reinterpret_cast<Chunk*>(to) = *reinterpret_cast<const Chunk*>(from);
-      } else {
-        RINGSPAN_NO_UNROLL
-        for (int e = 0; e < kPerChunk && column + e < width; ++e) to[e] = from[e];
-      }
-    }
-  });
-}
 
 // Columns [begin, end) of the tile that a thread's two rows see.
 struct VisibleColumns {

@@ -46,9 +46,8 @@ __global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
   const auto first = static_cast<int>(blockIdx.x);
   const auto residents = static_cast<int>(gridDim.x);
   run_roles<AttendTiles, P>(
-      shared, tensor_maps,
-      [&]<typename M>(M& machine) { AttendWarpgroupBlock<P, M>(machine, arguments, shared).run(first, residents); },
-      [&]<typename M>(M& machine) { AttendWarpgroupProducer<P, M>(machine, arguments, shared).run(first, residents); });
+      shared, tensor_maps, [&]<typename M>(M& machine) { AttendWarpgroupBlock<P, M>(machine, arguments, shared).run(); },
+      [&]<typename M>(M& machine) { AttendWarpgroupProducer<P, M>(machine, arguments, shared, first, residents).run(); });
 #endif
 }
 
@@ -58,12 +57,13 @@ __global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
                               const __grid_constant__ TensorMaps tensor_maps) {
 #if RINGSPAN_WARPGROUPS
   extern __shared__ __align__(16) unsigned char shared[];
-  const auto block = static_cast<std::int64_t>(blockIdx.x);
+  const auto first = static_cast<int>(blockIdx.x);
+  const auto residents = static_cast<int>(gridDim.x);
   run_roles<GradientTiles, P>(
       shared, tensor_maps,
-      [&]<typename M>(M& machine) { GradientWarpgroupBlock<P, M, kGradient>(machine, arguments, shared, block).run(block); },
+      [&]<typename M>(M& machine) { GradientWarpgroupBlock<P, M, kGradient>(machine, arguments, shared).run(); },
       [&]<typename M>(M& machine) {
-        GradientWarpgroupProducer<P, M, kGradient>(machine, arguments, shared, block).run(block);
+        GradientWarpgroupProducer<P, M, kGradient>(machine, arguments, shared, first, residents).run();
       });
 #endif
 }
@@ -75,23 +75,23 @@ inline cudaError_t count_multiprocessors(int& count) {
   return status == cudaSuccess ? cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) : status;
 }
 
-// With the tensor maps of what the device can copy by itself.
+// As many blocks of threads as run at a time, with the tensor maps of what the device can copy by itself.
 template <typename P, typename Kernel>
 cudaError_t launch_roles(Kernel* kernel, AttendArguments arguments, std::int64_t blocks, int shared_bytes,
                          cudaStream_t stream) {
+  int multiprocessors = 0;
+  const cudaError_t status = count_multiprocessors(multiprocessors);
+  if (status != cudaSuccess) return status;
+  const std::int64_t residents = blocks < multiprocessors ? blocks : multiprocessors;
   const TensorMaps tensor_maps = encode_tensor_maps(arguments.maps, P::kCols);
-  return launch_blocks(kernel, blocks, P::kThreads + P::kProducers, shared_bytes, stream, arguments, tensor_maps);
+  return launch_blocks(kernel, residents, P::kThreads + P::kProducers, shared_bytes, stream, arguments, tensor_maps);
 }
 
 template <DType kType>
 cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
   return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto policy, auto) {
     using P = decltype(policy);
-    int multiprocessors = 0;
-    const cudaError_t status = count_multiprocessors(multiprocessors);
-    if (status != cudaSuccess) return status;
-    const std::int64_t residents = blocks < multiprocessors ? blocks : multiprocessors;
-    return launch_roles<P>(&attend_warpgroup_kernel<P>, arguments, residents, P::kForwardBytes, stream);
+    return launch_roles<P>(&attend_warpgroup_kernel<P>, arguments, blocks, AttendTiles<P>::kBytes, stream);
   });
 }
 
@@ -102,7 +102,7 @@ cudaError_t launch_gradient_warpgroups_of(Gradient gradient, const AttendArgumen
     using P = decltype(policy);
     auto* const kernel =
         gradient == Gradient::dq ? &gradient_warpgroup_kernel<P, Gradient::dq> : &gradient_warpgroup_kernel<P, Gradient::dk_dv>;
-    return launch_roles<P>(kernel, arguments, blocks, P::kBackwardBytes, stream);
+    return launch_roles<P>(kernel, arguments, blocks, GradientTiles<P>::kBytes, stream);
   });
 }
 

@@ -169,6 +169,9 @@ void EmulatedBlock::wait(int role, std::uint32_t address, int parity) {
   // Parity p waits for phases p, p + 2, ...: it is over while the present phase has the other parity.
   while (barrier.phases % 2 == static_cast<std::uint64_t>(parity)) pass_turn(role);
   for (int other = 0; other < kRoles; ++other) known_[role][other] = std::max(known_[role][other], barrier.released[other]);
+  for (Chunk16& c : chunks_) {  // threads that met at it have met as at sync()
+    if (c.writer == role && !c.copying && c.written_at <= barrier.released[role]) c.unsynced = false;
+  }
 }
 
 // Copies of any role until a barrier's phase is over.

@@ -67,6 +67,7 @@ class EmulatedHopperMachine {
     for (int thread = 0; thread < kThreads; ++thread) body(thread);
   }
   void sync() { block_.sync(role_); }
+  void sync_warps() {}
   bool sync_any(Registers<int, 1>& flags) {
     sync();
     bool any = false;

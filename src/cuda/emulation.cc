@@ -74,27 +74,26 @@ std::int64_t residents_of(const AttendArguments& arguments) { return std::min<st
 template <typename P>
 void run_warpgroup_attend(const AttendArguments& arguments, std::int64_t first) {
   run_warpgroup_block<AttendTiles, P>(
-      P::kForwardBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto* shared) {
+      AttendTiles<P>::kBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto* shared) {
         using Multiplying = std::remove_reference_t<decltype(multiplying)>;
         const auto attend = std::make_unique<AttendWarpgroupBlock<P, Multiplying>>(multiplying, arguments, shared);
-        AttendWarpgroupProducer<P, std::remove_reference_t<decltype(copying)>> producer(copying, arguments, shared);
-        const auto residents = static_cast<int>(residents_of(arguments));
-        roles.run_roles([&] { attend->run(static_cast<int>(first), residents); },
-                        [&] { producer.run(static_cast<int>(first), residents); });
+        AttendWarpgroupProducer<P, std::remove_reference_t<decltype(copying)>> producer(
+            copying, arguments, shared, static_cast<int>(first), static_cast<int>(residents_of(arguments)));
+        roles.run_roles([&] { attend->run(); }, [&] { producer.run(); });
       });
 }
 
 template <typename P, Gradient kGradient>
-void run_warpgroup_gradient(const AttendArguments& arguments, std::int64_t block) {
-  run_warpgroup_block<GradientTiles, P>(
-      P::kBackwardBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto* shared) {
-        using Multiplying = std::remove_reference_t<decltype(multiplying)>;
-        using Copying = std::remove_reference_t<decltype(copying)>;
-        const auto gradient =
-            std::make_unique<GradientWarpgroupBlock<P, Multiplying, kGradient>>(multiplying, arguments, shared, block);
-        GradientWarpgroupProducer<P, Copying, kGradient> producer(copying, arguments, shared, block);
-        roles.run_roles([&] { gradient->run(block); }, [&] { producer.run(block); });
-      });
+void run_warpgroup_gradient(const AttendArguments& arguments, std::int64_t first) {
+  run_warpgroup_block<GradientTiles, P>(GradientTiles<P>::kBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying,
+                                                                      auto* shared) {
+    using Multiplying = std::remove_reference_t<decltype(multiplying)>;
+    using Copying = std::remove_reference_t<decltype(copying)>;
+    const auto gradient = std::make_unique<GradientWarpgroupBlock<P, Multiplying, kGradient>>(multiplying, arguments, shared);
+    GradientWarpgroupProducer<P, Copying, kGradient> producer(copying, arguments, shared, static_cast<int>(first),
+                                                              static_cast<int>(residents_of(arguments)));
+    roles.run_roles([&] { gradient->run(); }, [&] { producer.run(); });
+  });
 }
 
 // Calls launch(arguments, blocks) for every wave.
@@ -193,10 +192,11 @@ void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, Threa
 
 void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks, ThreadPool& pool,
                       FunctionRef<void()> progress) {
+  const bool warpgroups = arguments.kernel == TileKernel::wgmma;
   pool.parallel_for(
-      blocks,
+      warpgroups ? residents_of(arguments) : blocks,
       [&](std::int64_t block, int) {
-        if (arguments.kernel == TileKernel::wgmma) {
+        if (warpgroups) {
           return with_warpgroup_policies(arguments.params.shape, [&](auto, auto policy) {
             if (gradient == Gradient::dq) return run_warpgroup_gradient<decltype(policy), Gradient::dq>(arguments, block);
             run_warpgroup_gradient<decltype(policy), Gradient::dk_dv>(arguments, block);

@@ -56,8 +56,7 @@ class GradientBlock {
       clear();
       for (const Task* task = begin; task != begin + group.task_count; ++task) take_in(*task);
     } while (!is_careful_ && (is_careful_ = has_non_finite()));
-    put_gradients<P, kGradient>(m_, work_, arguments_, M::hidden(static_cast<int>(block)), 1.0F, first_, second_, seen_,
-                                x1_tile_);
+    put(M::hidden(static_cast<int>(block)));
   }
 
  private:
@@ -272,6 +271,15 @@ class GradientBlock {
         }
       }
     }
+  }
+
+  // Finds the block's work once more: what is needed only here would be in registers all the time.
+  RINGSPAN_DEVICE void put(std::int64_t block) {
+    const Group& group = Work::group_of(arguments_, block);
+    work_.note_seen(m_, seen_, group);
+    m_.sync();  // nobody reads the block's rows any more
+    put_gradients<P, kGradient>(m_, params_, arguments_.tasks[group.first_task],
+                                {work_.batch, work_.head, work_.first_row, work_.rows}, 1.0F, first_, second_, seen_, x1_tile_);
   }
 
   RINGSPAN_DEVICE VisibleColumns visible_columns(const Task& task, std::int64_t column0, int thread) const {

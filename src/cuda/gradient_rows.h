@@ -71,28 +71,25 @@ RINGSPAN_DEVICE void put_rows(M& m, const Operand& operand, bool writes, std::in
 }
 
 // The sums of a block, of ds y1 (`first`) and p y2 (`second`, to be multiplied by dv_factor), to dq, to dk and dv, or to one of
-// these, as kGradient says.
-// Finds the block's work once more: what is needed only here would be in registers all the time. `tile` as in store_rows.h.
-template <typename P, Gradient kGradient, typename M, typename Work>
-RINGSPAN_DEVICE void put_gradients(M& m, const Work& work, const AttendArguments& arguments, std::int64_t block,
-                                   float dv_factor, typename M::template Registers<float, P::kDim / 2>& first,
+// these, as kGradient says. task: the first of the block's; rows.head: of its query heads, or the kv head itself. `tile` as in
+// store_rows.h.
+template <typename P, Gradient kGradient, typename M>
+RINGSPAN_DEVICE void put_gradients(M& m, const kernels::AttendParams& params, const kernels::AttendTask& task,
+                                   const RowsOfBlock& rows, float dv_factor,
+                                   typename M::template Registers<float, P::kDim / 2>& first,
                                    typename M::template Registers<float, P::kDim / 2>& second,
                                    typename M::template Registers<int, 2>& seen, typename P::Element* tile) {
-  const Group& group = Work::group_of(arguments, block);
-  const kernels::AttendTask& task = arguments.tasks[group.first_task];
-  const kernels::AttendShape& shape = arguments.params.shape;
-  work.note_seen(m, seen, group);
   const auto put = [&](const auto& operand, bool writes, std::int64_t head, int width, float factor, auto& sums) {
-    put_rows<P>(m, operand, writes, work.batch, head, work.first_row, work.rows, width, factor, sums, seen, tile);
+    put_rows<P>(m, operand, writes, rows.batch, head, rows.first, rows.count, width, factor, sums, seen, tile);
   };
   if constexpr (kGradient == Gradient::dq) {
-    put(task.dq, task.writes_dq, work.head, shape.head_dim, arguments.params.scale, first);
+    put(task.dq, task.writes_dq, rows.head, params.shape.head_dim, params.scale, first);
   } else {
-    const std::int64_t kv = kernels::kv_index(task, work.head);
+    const std::int64_t kv = kernels::kv_index(task, rows.head);
     if constexpr (kGradient != Gradient::dv) {
-      put(task.dk, task.writes_dk_dv, kv, shape.head_dim, arguments.params.scale, first);
+      put(task.dk, task.writes_dk_dv, kv, params.shape.head_dim, params.scale, first);
     }
-    if constexpr (kGradient != Gradient::dk) put(task.dv, task.writes_dk_dv, kv, shape.head_dim_v, dv_factor, second);
+    if constexpr (kGradient != Gradient::dk) put(task.dv, task.writes_dk_dv, kv, params.shape.head_dim_v, dv_factor, second);
   }
 }
 

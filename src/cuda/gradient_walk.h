@@ -15,7 +15,7 @@ class GradientWork {
   using Element = typename P::Element;
   using Task = kernels::AttendTask;
   using Rows = RowsView<const Element>;
-  using Walk = TileWalk<P, M>;
+  using Walk = TileWalk<P>;
   static constexpr bool kOwnsQueries = kGradient == Gradient::dq;
 
   RINGSPAN_DEVICE GradientWork(const AttendArguments& arguments, std::int64_t block) : arguments_(arguments) {
@@ -49,14 +49,14 @@ class GradientWork {
 
   RINGSPAN_DEVICE kernels::IndexRange columns_of_row(const Task& task, int row) const {
     if constexpr (kOwnsQueries) return kernels::keys_of_row(task, first_row + row);
-    const std::int64_t j = task.k_first + (first_row + row) * task.k_step;
-    return kernels::indices_between(task.q_first, task.q_step, task.q_count, j - task.hi, j - task.lo);
+    return kernels::queries_of_key(task, first_row + row);
   }
 
   // The other side of (task, query head t) as the block sees it.
   RINGSPAN_DEVICE Walk walk_of(const Task& task, int t) const {
     return Walk::of(columns_of_row(task, M::hidden(0)), columns_of_row(task, M::hidden(rows) - 1),
-                    kOwnsQueries ? task.k_count : task.q_count, kOwnsQueries ? kv_head(task, t) : t);
+                    kOwnsQueries ? task.k_count : task.q_count, kOwnsQueries ? kv_head(task, t) : t)
+        .template uniform<M>();
   }
 
   // x1 and x2, all rows of them; the rows of a tile of y1 and y2.

@@ -18,8 +18,6 @@
 #include "cuda/gradient_rows.h"
 #include "cuda/gradient_warpgroup_tiles.h"
 #include "cuda/pair_options.h"
-#include "cuda/warpgroup.h"
-#include "cuda/warpgroup_tile.h"
 
 namespace ringspan::cuda {
 
@@ -29,31 +27,31 @@ class GradientWarpgroupBlock {
   template <typename T, int kCount>
   using Registers = typename M::template Registers<T, kCount>;
   using Element = typename P::Element;
-  using Task = kernels::AttendTask;
-  using Work = GradientWork<P, M, kGradient>;
-  using Walk = typename Work::Walk;
-  static constexpr bool kOwnsQueries = Work::kOwnsQueries;
+  using Tiles = GradientTiles<P>;
+  using Work = TaskWork<P>;
+  using Walk = TileWalk<P>;
+  static constexpr bool kOwnsQueries = kGradient == Gradient::dq;
   // Sums of a tile beside scores and dp of the next one: where there are registers for both.
   static constexpr bool kOverlaps = kOwnsQueries || P::kDim == 64;
 
-  RINGSPAN_DEVICE GradientWarpgroupBlock(M& m, const AttendArguments& arguments, unsigned char* shared, std::int64_t block)
+  RINGSPAN_DEVICE GradientWarpgroupBlock(M& m, const AttendArguments& arguments, unsigned char* shared)
       : m_(m),
         arguments_(arguments),
         params_(arguments.params),
         tiles_(m, shared),
         row_ring_(tiles_.row_ring()),
         column_ring_(tiles_.column_ring()),
-        work_(arguments, block) {}
+        work_ring_(tiles_.work_ring()) {}
 
-  RINGSPAN_DEVICE void run(std::int64_t block) {
-    clear();
-    const Group& group = Work::group_of(arguments_, block);
-    const Task* const begin = arguments_.tasks + group.first_task;
+  // What the side that copies says (work_ring.h).
+  RINGSPAN_DEVICE void run() {
     m_.begin_turns();
-    for (const Task* task = begin; task != begin + group.task_count; ++task) take_in(*task);
+    for (bool last = false; !last;) {
+      work_ring_.wait(m_);
+      last = take_in_work();
+      work_ring_.release(m_);
+    }
     m_.end_turns();
-    put_gradients<P, kGradient>(m_, work_, arguments_, M::hidden(static_cast<int>(block)), params_.output_scale, first_,
-                                second_, seen_, reinterpret_cast<Element*>(tiles_.begin));
   }
 
  private:
@@ -76,59 +74,72 @@ class GradientWarpgroupBlock {
     });
   }
 
-  RINGSPAN_DEVICE void take_in(const Task& task) {
-    const kernels::IndexRange heads = work_.heads_of(task);
-    if (heads.empty()) return;
-    if constexpr (kOwnsQueries) load_row_statistics(task);
-    row_ring_.wait(m_);
-    for (auto t = static_cast<int>(heads.begin); t < static_cast<int>(heads.end); ++t) {
-      const Walk walk = work_.walk_of(task, t);
-      if (walk.tiles > 0) take_in_head(task, walk);
-    }
-    row_ring_.release(m_);
-  }
+  RINGSPAN_DEVICE const Work& work() const { return tiles_.work().work[work_ring_.buffer()]; }
 
-  RINGSPAN_DEVICE void take_in_head(const Task& task, const Walk& walk) {
-    if constexpr (kOverlaps) {
-      bool checked = take_in_scores(task, walk, 0);
-      for (int tile = 1; tile < walk.tiles; ++tile) checked = take_in_tile(task, walk, tile, checked);
-      add_sums(task, walk, walk.tiles - 1, checked);
-    } else {
-      for (int tile = 0; tile < walk.tiles; ++tile) {
-        const bool checked = take_in_scores(task, walk, tile);
-        add_sums(task, walk, tile, checked);
+  // Returns whether it is the last.
+  RINGSPAN_DEVICE bool take_in_work() {
+    const int flags = M::uniform(work().flags);
+    if ((flags & Work::kBegins) != 0) clear();
+    if ((flags & Work::kBeginsRows) != 0) {
+      if constexpr (kOwnsQueries) load_row_statistics();
+      row_ring_.wait(m_);
+      begins_rows_ = true;
+      for (int t = M::uniform(work().heads_begin); t < M::uniform(work().heads_end); ++t) {
+        const Walk walk = walk_over<kGradient>(work().walk.template uniform<M>(), t);
+        if (walk.tiles > 0) take_in_head(walk);
       }
+      row_ring_.release(m_);
     }
+    if ((flags & Work::kEnds) != 0) put();
+    return (flags & Work::kLast) != 0;
   }
 
-  RINGSPAN_DEVICE void load_row_statistics(const Task& task) {
-    const auto lse = view_of<const float>(task.lse, work_.batch, work_.head);
-    const auto delta = view_of<const float>(task.delta, work_.batch, work_.head);
+  RINGSPAN_DEVICE RowsOfBlock rows() const {
+    return {M::uniform(work().batch), M::uniform(work().head), M::uniform(work().first_row), M::uniform(work().rows)};
+  }
+  RINGSPAN_DEVICE void put() {
     m_.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));
-      flags_[thread][0] = 0;
       RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) {
-        const int row = lane.row + half * 8;
-        const bool valid = row < work_.rows;
-        row_lse_[thread][half] = valid ? *lse.row(work_.first_row + row) : kMinusInfinity;
-        row_delta_[thread][half] = valid ? *delta.row(work_.first_row + row) : 0.0F;
-        if (valid && row_lse_[thread][half] == kMinusInfinity) flags_[thread][0] = 1;
-      }
+      for (int half = 0; half < 2; ++half) seen_[thread][half] = work().seen[lane.row + half * 8] ? 1 : 0;
     });
-    row_without_ = m_.sync_any(flags_);
+    put_gradients<P, kGradient>(m_, params_, *work().first_task, rows(), params_.output_scale, first_, second_, seen_,
+                                tiles_.results());
   }
 
-  // Waits for the tile that is `ahead` of the one to be given back next. Returns whether its pairs have to be looked at one by
-  // one: where some are masked, or a query's lse is -inf (of rows beyond the block's own it does not matter, they are never
-  // stored), and where one may be dropped, so that no value of a dropped pair reaches dv.
-  RINGSPAN_DEVICE bool arrive(const Walk& walk, int tile, int ahead) {
+  RINGSPAN_DEVICE void take_in_head(const Walk& walk) {
+    if constexpr (kOverlaps) {
+      int flags = take_in_scores(walk, 0);
+      for (int tile = 1; tile < walk.tiles; ++tile) flags = take_in_tile(walk, tile, flags);
+      add_sums(walk, walk.tiles - 1, flags);
+    } else {
+      for (int tile = 0; tile < walk.tiles; ++tile) {
+        const int flags = take_in_scores(walk, tile);
+        add_sums(walk, tile, flags);
+      }
+    }
+  }
+
+  RINGSPAN_DEVICE void load_row_statistics() {
+    m_.each([&](int thread) {
+      const Lane lane = lane_of(thread);
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        row_lse_[thread][half] = work().lse[lane.row + half * 8];
+        row_delta_[thread][half] = work().delta[lane.row + half * 8];
+      }
+    });
+  }
+
+  // Waits for the tile that is `ahead` of the one to be given back next. Returns its flags: checked where some pairs are
+  // masked, or a query's lse is -inf (of rows beyond the block's own it does not matter, they are never stored), and where one
+  // may be dropped, so that no value of a dropped pair reaches dv.
+  RINGSPAN_DEVICE int arrive(int ahead) {
     column_ring_.wait(m_, ahead);
-    // Threads copy the block's own rows, and a tile that is not whole. What TMA has written needs none.
-    if (tile == 0 || !arguments_.maps.complete || walk.valid(tile) < P::kCols) m_.fence_async();
-    bool without = row_without_;
-    if constexpr (!kOwnsQueries) without = M::uniform(*tiles_.without(column_ring_.buffer(ahead)) != 0.0F ? 1 : 0) != 0;
-    return without || !walk.is_full(tile) || (P::kOptions && !kOwnsQueries && params_.shape.dropout);
+    // Threads copy the block's own rows. What TMA has written needs none.
+    if (begins_rows_ || !arguments_.maps.complete) m_.fence_async();
+    begins_rows_ = false;
+    return M::uniform(*tiles_.flags(column_ring_.buffer(ahead)));
   }
   RINGSPAN_DEVICE void begin_scores(int buffer) {
     product_rows<P>(m_, p_, m_.shared_address(tiles_.x1()), m_.shared_address(tiles_.y1(buffer)));
@@ -142,37 +153,37 @@ class GradientWarpgroupBlock {
     m_.commit_products();
   }
 
-  // Tiles return whether their pairs had to be looked at.
-  RINGSPAN_DEVICE bool take_in_scores(const Task& task, const Walk& walk, int tile) {
-    const bool checked = arrive(walk, tile, 0);
+  // Tiles return their flags.
+  RINGSPAN_DEVICE int take_in_scores(const Walk& walk, int tile) {
+    const int flags = arrive(0);
     m_.fence_registers(p_, ds_);
     begin_scores(column_ring_.buffer());
-    draw(task, walk, tile);
+    draw(walk, tile);
     m_.template wait_products<0>(p_, ds_);
-    weigh(task, walk, tile, checked, column_ring_.buffer());
+    weigh(walk, tile, flags, column_ring_.buffer());
     pack();
-    return checked;
+    return flags;
   }
 
-  RINGSPAN_DEVICE bool take_in_tile(const Task& task, const Walk& walk, int tile, bool checked_before) {
-    const bool checked = arrive(walk, tile, 1);
-    if (checked_before) exclude(task, walk, tile - 1);
+  RINGSPAN_DEVICE int take_in_tile(const Walk& walk, int tile, int flags_before) {
+    const int flags = arrive(1);
+    exclude(walk, tile - 1, flags_before);
     m_.take_turn();
     fence_all();
     begin_scores(column_ring_.buffer(1));
     begin_sums();
     m_.pass_turn();
-    draw(task, walk, tile);
+    draw(walk, tile);
     m_.template wait_products<1>(p_, ds_);
-    weigh(task, walk, tile, checked, column_ring_.buffer(1));
+    weigh(walk, tile, flags, column_ring_.buffer(1));
     wait_for_sums();
     column_ring_.release(m_);
     pack();
-    return checked;
+    return flags;
   }
 
-  RINGSPAN_DEVICE void add_sums(const Task& task, const Walk& walk, int tile, bool checked) {
-    if (checked) exclude(task, walk, tile);
+  RINGSPAN_DEVICE void add_sums(const Walk& walk, int tile, int flags) {
+    exclude(walk, tile, flags);
     fence_all();
     begin_sums();
     wait_for_sums();
@@ -194,59 +205,56 @@ class GradientWarpgroupBlock {
     }
   }
 
-  RINGSPAN_DEVICE Visible visible_pairs(const Task& task, const Walk& walk, int tile, int buffer, int thread) {
-    Visible visible{{}, tiles_.lse(buffer)};
-    const Lane lane = lane_of(M::hidden(thread));
-    RINGSPAN_UNROLL
-    for (int half = 0; half < 2; ++half) {
-      const int row = lane.row + half * 8;
-      kernels::IndexRange range{};
-      if (row < work_.rows && !(kOwnsQueries && row_lse_[thread][half] == kMinusInfinity)) {
-        range = work_.columns_of_row(task, row);
+  RINGSPAN_DEVICE Visible visible_pairs(const Walk& walk, int tile, int buffer, int thread) {
+    Visible visible{work().visible(M::hidden(thread), walk.first(tile)), tiles_.lse(buffer)};
+    if constexpr (kOwnsQueries) {
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        if (row_lse_[thread][half] == kMinusInfinity) visible.columns.end[half] = 0;
       }
-      clip(range, walk.first(tile), P::kCols, half, visible.columns);
     }
     return visible;
   }
 
-  RINGSPAN_DEVICE std::int64_t query_head(const Task& task, const Walk& walk) const {
-    return Work::head_of(task, kOwnsQueries ? work_.head : walk.head);
+  RINGSPAN_DEVICE std::int64_t query_head(const Walk& walk) const {
+    const kernels::AttendTask& task = *work().task;
+    return task.head_first + (kOwnsQueries ? M::uniform(work().head) : walk.head) * task.head_step;
   }
 
   // The pairs of a tile that are dropped, while its products run.
-  RINGSPAN_DEVICE void draw(const Task& task, const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void draw(const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
-      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, task, work_.first_row, walk.first(tile), work_.batch,
-                                    query_head(task, walk));
+      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, *work().task, M::uniform(work().first_row), walk.first(tile),
+                                    M::uniform(work().batch), query_head(walk));
     }
   }
 
-  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile, bool checked, int buffer) {
+  RINGSPAN_DEVICE void weigh(const Walk& walk, int tile, int flags, int buffer) {
     if constexpr (P::kOptions) {
-      if (params_.shape.softcap) return weigh<true>(task, walk, tile, checked, buffer);
+      if (params_.shape.softcap) return weigh<true>(walk, tile, flags, buffer);
     }
-    weigh<false>(task, walk, tile, checked, buffer);
+    weigh<false>(walk, tile, flags, buffer);
   }
   template <bool kCaps>
-  RINGSPAN_DEVICE void weigh(const Task& task, const Walk& walk, int tile, bool checked, int buffer) {
-    if (checked) {
-      m_.each([&](int thread) { weigh_thread<true, kCaps>(task, walk, tile, buffer, thread); });
+  RINGSPAN_DEVICE void weigh(const Walk& walk, int tile, int flags, int buffer) {
+    if ((flags & Tiles::kChecked) != 0) {
+      m_.each([&](int thread) { weigh_thread<true, kCaps>(walk, tile, buffer, thread); });
     } else {
-      m_.each([&](int thread) { weigh_thread<false, kCaps>(task, walk, tile, buffer, thread); });
+      m_.each([&](int thread) { weigh_thread<false, kCaps>(walk, tile, buffer, thread); });
     }
   }
 
   // p_ = drop p and ds_ = p (c drop dp - delta) ds/d(scale q k), 0 where a pair is masked; p_ is -0 where it is dropped. c, the
   // scale of the output, comes to dv at its end.
   template <bool kMasked, bool kCaps>
-  RINGSPAN_DEVICE void weigh_thread(const Task& task, const Walk& walk, int tile, int buffer, int thread) {
+  RINGSPAN_DEVICE void weigh_thread(const Walk& walk, int tile, int buffer, int thread) {
     const Lane lane = lane_of(thread);
     [[maybe_unused]] Visible visible{};
-    if constexpr (kMasked) visible = visible_pairs(task, walk, tile, buffer, thread);
+    if constexpr (kMasked) visible = visible_pairs(walk, tile, buffer, thread);
     [[maybe_unused]] AlibiRows alibi;
     if constexpr (P::kOptions) {
-      alibi =
-          alibi_rows<kOwnsQueries>(params_, task, work_.first_row, walk.first(tile), work_.batch, query_head(task, walk), lane);
+      alibi = alibi_rows<kOwnsQueries>(params_, *work().task, M::uniform(work().first_row), walk.first(tile),
+                                       M::uniform(work().batch), query_head(walk), lane);
     }
     RINGSPAN_UNROLL
     for (int j = 0; j < P::kCols / 8; ++j) {
@@ -297,33 +305,35 @@ class GradientWarpgroupBlock {
   }
 
   // NaN and infinities of the tile that is to be given back next, before its sums.
-  RINGSPAN_DEVICE void exclude(const Task& task, const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void exclude(const Walk& walk, int tile, int flags) {
+    if ((flags & (Tiles::kFirst | Tiles::kSecond)) == 0) return;
     const int buffer = column_ring_.buffer();
-    const auto visible = [&](int thread) { return visible_pairs(task, walk, tile, buffer, thread); };
-    exclude_non_finite<P, false>(m_, tiles_.y1(buffer), work_.y1_rows(task, walk, tile), first_, ds_weights_, tiles_.pairs(),
-                                 flags_, visible);
+    const auto visible = [&](int thread) { return visible_pairs(walk, tile, buffer, thread); };
+    if ((flags & Tiles::kFirst) != 0) {
+      exclude_non_finite<P, false>(m_, tiles_.y1(buffer), y1_rows<kGradient>(work(), walk, tile, params_.shape), first_,
+                                   ds_weights_, tiles_.pairs(), visible);
+    }
     if constexpr (!kOwnsQueries) {
-      m_.sync();
-      exclude_non_finite<P, P::kOptions>(m_, tiles_.y2(buffer), work_.y2_rows(task, walk, tile), second_, p_weights_,
-                                         tiles_.pairs(), flags_, visible);
+      if ((flags & Tiles::kSecond) == 0) return;
+      exclude_non_finite<P, P::kOptions>(m_, tiles_.y2(buffer), y2_rows<kGradient>(work(), walk, tile, params_.shape), second_,
+                                         p_weights_, tiles_.pairs(), visible);
     }
   }
 
   M& m_;
   const AttendArguments& arguments_;
   const kernels::AttendParams& params_;
-  GradientTiles<P> tiles_;
+  Tiles tiles_;
   TileRing<1> row_ring_;
-  TileRing<GradientTiles<P>::kBuffers> column_ring_;
-  const Work work_;
-  bool row_without_ = false;  // a query of the block has lse = -inf
+  TileRing<Tiles::kBuffers> column_ring_;
+  WorkRing work_ring_;
+  bool begins_rows_ = false;  // no products have read the rows yet
   Registers<float, P::kDim / 2> first_, second_;
   Registers<float, P::kCols / 2> p_, ds_;
   Registers<std::uint32_t, P::kCols / 4> p_weights_, ds_weights_;
   Registers<float, 2> row_lse_, row_delta_;
   DroppedPairs<P, M> dropped_;  // with options
   Registers<int, 2> seen_;
-  Registers<int, 1> flags_;
 };
 
 }  // namespace ringspan::cuda

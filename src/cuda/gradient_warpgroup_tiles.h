@@ -1,17 +1,20 @@
 // Where the tiles of backward's programs for warpgroups (gradient_warpgroup_block.h) lie in shared memory, for both roles.
 #pragma once
 
-#include "cuda/gradient_walk.h"
-#include "cuda/tile_ring.h"
-#include "cuda/warpgroup.h"
+#include "cuda/checked_tile.h"
+#include "cuda/gradient.h"
+#include "cuda/tile_policy.h"
+#include "cuda/work_ring.h"
 
 namespace ringspan::cuda {
 
-// Shared memory of a block: x1 and x2, three buffers of y1 and y2, a byte per pair of a tile, three buffers of lse and delta of
-// the rows of y with a word that says whether an lse among them is -inf (dk and dv only), barriers.
+// Shared memory of a block: x1 and x2, three buffers of y1 and y2, a byte per pair of a tile, results on their way out, three
+// buffers of lse and delta of the rows of y (dk and dv only), what is to be known of a tile, barriers, what is to be done.
 template <typename P>
 struct GradientTiles {
   static constexpr int kBuffers = 3;
+  // Of a tile: its pairs have to be looked at one by one; y1, y2 hold NaN or infinities.
+  enum Flag : int { kChecked = 1, kFirst = 2, kSecond = 4 };
 
   template <typename M>
   RINGSPAN_DEVICE GradientTiles(const M& m, unsigned char* shared)
@@ -22,26 +25,60 @@ struct GradientTiles {
   RINGSPAN_DEVICE unsigned char* y1(int buffer) const { return begin + 2 * P::kRowTileBytes + buffer * 2 * P::kColTileBytes; }
   RINGSPAN_DEVICE unsigned char* y2(int buffer) const { return y1(buffer) + P::kColTileBytes; }
   RINGSPAN_DEVICE unsigned char* pairs() const { return y1(kBuffers); }
-  RINGSPAN_DEVICE float* lse(int buffer) const {
-    return reinterpret_cast<float*>(pairs() + P::kRows * P::kCols) + buffer * (2 * P::kCols + 1);
-  }
+  RINGSPAN_DEVICE typename P::Element* results() const { return reinterpret_cast<typename P::Element*>(begin + kResults); }
+  RINGSPAN_DEVICE float* lse(int buffer) const { return reinterpret_cast<float*>(begin + kStatistics) + buffer * 2 * P::kCols; }
   RINGSPAN_DEVICE float* delta(int buffer) const { return lse(buffer) + P::kCols; }
-  RINGSPAN_DEVICE float* without(int buffer) const { return lse(buffer) + 2 * P::kCols; }  // 1: an lse is -inf
+  RINGSPAN_DEVICE int* flags(int buffer) const { return reinterpret_cast<int*>(begin + kFlags) + buffer; }
+  RINGSPAN_DEVICE WorkSlots<P>& work() const { return *reinterpret_cast<WorkSlots<P>*>(begin + kWork); }
 
   RINGSPAN_DEVICE TileRing<1> row_ring() const { return TileRing<1>(barriers); }
-  RINGSPAN_DEVICE TileRing<kBuffers> column_ring() const { return TileRing<kBuffers>(barriers + TileRing<1>::kBarrierBytes); }
+  RINGSPAN_DEVICE TileRing<kBuffers> column_ring() const { return TileRing<kBuffers>(barriers + 16); }
+  RINGSPAN_DEVICE WorkRing work_ring() const { return WorkRing(barriers + 64); }
+  RINGSPAN_DEVICE Landing landing() const { return Landing(barriers + 96); }
   // By one thread, before the roles begin.
   template <typename M>
   RINGSPAN_DEVICE void init_barriers(M& m) const {
     row_ring().init(m, P::kProducers, P::kThreads / 32);
     column_ring().init(m, P::kProducers, P::kThreads / 32);
+    work_ring().init(m, P::kProducers, P::kThreads / 32);
+    landing().init(m, P::kProducers);
   }
 
-  static constexpr int kStatistics = P::kBackwardStatisticsBytes;
-  static_assert(kStatistics >= kBuffers * (2 * P::kCols + 1) * 4 && kStatistics % 8 == 0);
-  static constexpr int kBarriers = 2 * P::kRowTileBytes + 2 * kBuffers * P::kColTileBytes + P::kRows * P::kCols + kStatistics;
+  static constexpr int kResults = 2 * P::kRowTileBytes + 2 * kBuffers * P::kColTileBytes + P::kRows * P::kCols;
+  static constexpr int kStatistics = kResults + P::kRows * (P::kDim + 8) * 2;
+  static constexpr int kBarriers = kStatistics + kBuffers * 2 * P::kCols * 4;
+  static constexpr int kFlags = kBarriers + 104;
+  static constexpr int kWork = kFlags + 24;
+  static constexpr int kBytes = kWork + static_cast<int>(sizeof(WorkSlots<P>)) + kSwizzleBytes;
+  static_assert(kBarriers % 16 == 0 && kWork % alignof(WorkSlots<P>) == 0 && kBytes <= kMostSharedBytes);
   unsigned char* begin;  // at a multiple of 1,024
   std::uint32_t barriers;
 };
+
+// Of the side that a block walks over: y1 is k or q, y2 is v or do.
+template <Gradient kGradient, typename P>
+RINGSPAN_DEVICE TileRows<typename P::Element> y1_rows(const TaskWork<P>& work, const TileWalk<P>& walk, int tile,
+                                                      const kernels::AttendShape& shape) {
+  using Element = const typename P::Element;
+  const kernels::AttendTask& task = *work.task;
+  const RowsView<Element> rows = kGradient == Gradient::dq ? view_of<Element>(task.k, work.batch, walk.head)
+                                                           : view_of<Element>(task.q, work.batch, walk.head);
+  return {rows, walk.first(tile), walk.valid(tile), shape.head_dim};
+}
+template <Gradient kGradient, typename P>
+RINGSPAN_DEVICE TileRows<typename P::Element> y2_rows(const TaskWork<P>& work, const TileWalk<P>& walk, int tile,
+                                                      const kernels::AttendShape& shape) {
+  using Element = const typename P::Element;
+  const kernels::AttendTask& task = *work.task;
+  const RowsView<Element> rows = kGradient == Gradient::dq ? view_of<Element>(task.v, work.batch, walk.head)
+                                                           : view_of<Element>(task.d_out, work.batch, walk.head);
+  return {rows, walk.first(tile), walk.valid(tile), shape.head_dim_v};
+}
+// The walk over query head t, of the task's first one.
+template <Gradient kGradient, typename P>
+RINGSPAN_DEVICE TileWalk<P> walk_over(TileWalk<P> walk, int t) {
+  if constexpr (kGradient != Gradient::dq) walk.head = t;
+  return walk;
+}
 
 }  // namespace ringspan::cuda

@@ -40,10 +40,12 @@
 #if defined(__CUDACC__)
 #define RINGSPAN_DEVICE __device__ __forceinline__
 #define RINGSPAN_UNROLL _Pragma("unroll")
+#define RINGSPAN_UNROLL_4 _Pragma("unroll 4")
 #define RINGSPAN_NO_UNROLL _Pragma("unroll 1")  // seldom taken
 #else
 #define RINGSPAN_DEVICE inline
 #define RINGSPAN_UNROLL
+#define RINGSPAN_UNROLL_4
 #define RINGSPAN_NO_UNROLL
 #endif
 

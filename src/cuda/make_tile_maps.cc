@@ -33,6 +33,8 @@ bool extend(TileMap& map, const TileMap& other) {
   const std::int64_t first = std::min<std::int64_t>(row, 0);
   const std::int64_t end = std::max(map.rows, row + other.rows);
   if (end - first > kMostRows) return false;
+  const bool touches = row <= map.rows && row + other.rows >= 0;
+  map.dense = map.dense && touches && map.heads == other.heads && map.batches == other.batches;
   if (row < 0) map.begin = other.begin;
   map.rows = end - first;
   map.heads = std::max(map.heads, other.heads);
@@ -76,6 +78,7 @@ TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels
       add(maps, map_of(task, task.v, task.k_count, heads, shape.head_dim_v));
     }
   }
+  for (int index = 0; index < maps.count; ++index) maps.complete = maps.complete && maps.maps[index].dense;
   return maps;
 }
 

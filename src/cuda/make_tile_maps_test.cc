@@ -44,7 +44,7 @@ TEST(TileMaps, TasksOfOneTensorShareAMap) {
   const std::vector<AttendTask> documents{task_at(300, 200), task_at(100, 50), task_at(900, 100)};
   const TileMaps maps = tile_maps_of(shape_of(), documents, Owner::state);
   ASSERT_EQ(maps.count, 2) << "k, and v, which does not begin whole rows behind it";
-  EXPECT_TRUE(maps.complete);
+  EXPECT_FALSE(maps.complete) << "what lies between them is nobody's";
   EXPECT_EQ(maps.maps[0].begin, documents[1].k.data) << "the first one in memory";
   EXPECT_EQ(maps.maps[0].rows, 900);
   EXPECT_EQ(maps.maps[0].heads, kHeads);
@@ -60,6 +60,24 @@ TEST(TileMaps, TasksOfOneTensorShareAMap) {
     EXPECT_EQ(place_of(maps, task, task.k, kDim / 2).map, -1) << "another width";
     EXPECT_EQ(place_of(maps, task, task.d_out).map, -1) << "not of this pass";
   }
+}
+
+// What follows an operand in a dense map may be read: that of another operand, with as many heads and batch items.
+TEST(TileMaps, AreDenseWithoutGaps) {
+  const auto are_dense = [](std::vector<AttendTask> tasks) {
+    const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::state);
+    EXPECT_EQ(maps.count, 2);
+    EXPECT_EQ(maps.complete, maps.maps[0].dense && maps.maps[1].dense);
+    return maps.complete;
+  };
+  EXPECT_TRUE(are_dense({task_at(100, 200)}));
+  EXPECT_TRUE(are_dense({task_at(100, 200), task_at(300, 50), task_at(350, 1), task_at(0, 100)}));
+  EXPECT_TRUE(are_dense({task_at(100, 200), task_at(150, 20), task_at(200, 300)})) << "they may overlap";
+  EXPECT_FALSE(are_dense({task_at(100, 200), task_at(301, 50)}));
+  EXPECT_FALSE(are_dense({task_at(100, 200), task_at(0, 99)}));
+  AttendTask fewer = task_at(300, 50);
+  fewer.head_count = 1;
+  EXPECT_FALSE(are_dense({task_at(100, 200), fewer}));
 }
 
 TEST(TileMaps, BackwardWalksOverQueriesForKeys) {

@@ -21,13 +21,19 @@ RINGSPAN_DEVICE void each_chunk(M& m, unsigned char* tile, Body&& body) {
 // Raises a thread's flag where the tile holds NaN or infinities. No barrier.
 template <typename P, typename Layout, typename M>
 RINGSPAN_DEVICE void find_non_finite(M& m, unsigned char* tile, typename M::template Registers<int, 1>& flags) {
-  m.each([&](int number) { flags[number][0] = 0; });
-  each_chunk<P, Layout>(m, tile, [&](int number, unsigned char* at) {
-    const Chunk chunk = m.load_shared(number, at);
-    RINGSPAN_UNROLL
-    for (int word = 0; word < 4; ++word) {
-      if (!is_finite_word<P::kType>(chunk.words[word])) flags[number][0] = 1;
+  constexpr int kChunks = P::kDim * static_cast<int>(sizeof(typename P::Element)) / 16;
+  static_assert(P::kCols * kChunks % M::kThreads == 0);
+  m.each([&](int number) {
+    const int thread = M::hidden(number);
+    std::uint32_t found = 0;
+    RINGSPAN_UNROLL_4
+    for (int pass = 0; pass < P::kCols * kChunks / M::kThreads; ++pass) {
+      const int index = pass * M::kThreads + thread;
+      const Chunk chunk = m.load_shared(number, tile + Layout::offset(index / kChunks, index % kChunks));
+      RINGSPAN_UNROLL
+      for (int word = 0; word < 4; ++word) found |= overflow_of_exponents<P::kType>(chunk.words[word]);
     }
+    flags[number][0] = found != 0 ? 1 : 0;
   });
 }
 

@@ -18,9 +18,6 @@
 
 namespace ringspan::cuda {
 
-// Which rows the blocks own and write: of the state, of dq, or of dk and dv.
-enum class Owner : std::uint8_t { state, query_gradients, key_gradients };
-
 struct Wave {
   std::int64_t first = 0;  // groups (attend) or tasks (rows), first in order
   std::int64_t count = 0;

@@ -2,7 +2,9 @@
 #pragma once
 
 #include "cuda/arguments.h"
+#include "cuda/attend_warpgroup_tiles.h"
 #include "cuda/gradient.h"
+#include "cuda/gradient_warpgroup_tiles.h"
 #include "cuda/schedule.h"
 #include "cuda/tile_policy.h"
 #include "kernels/attend.h"
@@ -71,7 +73,8 @@ struct TileSizesOfBlock {
 inline TileSizesOfBlock tile_sizes(TileKernel kernel, const kernels::AttendShape& shape) {
   if (kernel == TileKernel::wgmma) {
     return with_warpgroup_policies(shape, [](auto forward, auto backward) {
-      return TileSizesOfBlock{forward.kBlockRows, backward.kBlockRows, forward.kForwardBytes, backward.kBackwardBytes, true};
+      return TileSizesOfBlock{forward.kBlockRows, backward.kBlockRows, AttendTiles<decltype(forward)>::kBytes,
+                              GradientTiles<decltype(backward)>::kBytes, true};
     });
   }
   return with_policies(shape, [](auto forward, auto backward) {

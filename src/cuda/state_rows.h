@@ -16,27 +16,25 @@ struct StateRows {
   typename M::template Registers<float, 2> max, sum;
   typename M::template Registers<int, 2> seen;  // whether the row has taken in any pair
 
-  // Rows first .. first + rows - 1 of (batch, head) of the task; others are empty.
-  RINGSPAN_DEVICE void load(M& m, const kernels::AttendTask& task, std::int64_t batch, std::int64_t head, std::int64_t first,
-                            int rows, int width) {
-    const bool has_state = task.m.data != nullptr;
-    const auto m_rows = view_of<const float>(task.m, batch, head);
-    const auto l_rows = view_of<const float>(task.l, batch, head);
-    const auto acc_rows = view_of<float>(task.acc, batch, head);
+  // The rows of the task; others are empty.
+  RINGSPAN_DEVICE void load(M& m, const kernels::AttendTask& task, const RowsOfBlock& of, int width) {
+    if (task.m.data == nullptr) return clear(m);
+    const auto m_rows = view_of<const float>(task.m, of.batch, of.head);
+    const auto l_rows = view_of<const float>(task.l, of.batch, of.head);
+    const auto acc_rows = view_of<float>(task.acc, of.batch, of.head);
     const bool pairs = are_pairs(acc_rows) && width == P::kDim;
     m.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
-        const bool valid = row < rows;
-        const float before = valid && has_state ? *m_rows.row(first + row) : kMinusInfinity;
+        const float before = row < of.count ? *m_rows.row(of.first + row) : kMinusInfinity;
         const bool holds = before != kMinusInfinity;  // else l and acc hold anything
         max[thread][half] = before;
-        sum[thread][half] = holds && lane.column == 0 ? *l_rows.row(first + row) : 0.0F;  // the others hold later parts
+        sum[thread][half] = holds && lane.column == 0 ? *l_rows.row(of.first + row) : 0.0F;  // the others hold later parts
         RINGSPAN_UNROLL
         for (int j = 0; j < P::kDim / 8; ++j) {
-          const float* const from = acc_rows.row(first + row) + j * 8 + lane.column;
+          const float* const from = acc_rows.row(of.first + row) + j * 8 + lane.column;
           FloatPair pair{};
           if (holds) pair = pairs ? *reinterpret_cast<const FloatPair*>(from) : load_pair(from, width - j * 8 - lane.column);
           acc[thread][j * 4 + half * 2] = pair.low;
@@ -46,16 +44,24 @@ struct StateRows {
     });
   }
 
-  // Which rows have taken in a pair of any task of the group: before store(), where it stores states.
-  RINGSPAN_DEVICE void note_seen(M& m, const AttendArguments& arguments, const Group& group, std::int64_t first, int rows) {
+  // Which rows have taken in a pair of any task of the group: before store(), where it stores states. Or it is known already,
+  // by row of the block.
+  RINGSPAN_DEVICE void note_seen(M& m, const bool* rows) {
+    m.each([&](int thread) {
+      const Lane lane = lane_of(M::hidden(thread));
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) seen[thread][half] = rows[lane.row + half * 8] ? 1 : 0;
+    });
+  }
+  RINGSPAN_DEVICE void note_seen(M& m, const AttendArguments& arguments, const Group& group, const RowsOfBlock& of) {
     m.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
         bool any = false;
-        for (std::int64_t index = 0; index < group.task_count && row < rows && !any; ++index) {
-          any = !kernels::keys_of_row(arguments.tasks[group.first_task + index], first + row).empty();
+        for (std::int64_t index = 0; index < group.task_count && row < of.count && !any; ++index) {
+          any = !kernels::keys_of_row(arguments.tasks[group.first_task + index], of.first + row).empty();
         }
         seen[thread][half] = any ? 1 : 0;
       }
@@ -70,15 +76,15 @@ struct StateRows {
       for (int half = 0; half < 2; ++half) max[thread][half] *= 1.0F / unit;
     });
   }
-  RINGSPAN_DEVICE void end_unit(M& m, float unit, const kernels::AttendTask& task, std::int64_t batch, std::int64_t head,
-                                std::int64_t first, int rows) {
-    const auto m_rows = view_of<const float>(task.m, batch, head);
+  RINGSPAN_DEVICE void end_unit(M& m, float unit, const kernels::AttendTask& task, const RowsOfBlock& of) {
+    const bool has_state = task.m.data != nullptr;
+    const auto m_rows = view_of<const float>(task.m, of.batch, of.head);
     m.each([&](int thread) {
       const Lane lane = lane_of(M::hidden(thread));
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) {
         const int row = lane.row + half * 8;
-        const float before = row < rows && task.m.data != nullptr ? *m_rows.row(first + row) : kMinusInfinity;
+        const float before = has_state && row < of.count ? *m_rows.row(of.first + row) : kMinusInfinity;
         const float now = max[thread][half];
         max[thread][half] = now == before * (1.0F / unit) ? before : now * unit;
       }
@@ -86,31 +92,44 @@ struct StateRows {
   }
 
   // By the last task over the rows: their states, but of a row without a pair, which keeps its bits; or, where the task has
-  // results, these of all rows, and no state. `tile`: shared memory of kRows x (kDim + 8) elements that nobody uses after the
-  // next barrier.
-  RINGSPAN_DEVICE void store(M& m, const kernels::AttendParams& params, const kernels::AttendTask& task, std::int64_t batch,
-                             std::int64_t head, std::int64_t first, int rows, typename P::Element* tile) {
+  // results, these of all rows, and no state. `tile`: shared memory of kRows x (kDim + 8) elements that nobody else uses.
+  RINGSPAN_DEVICE void store(M& m, const kernels::AttendParams& params, const kernels::AttendTask& task, const RowsOfBlock& of,
+                             typename P::Element* tile) {
     constexpr bool kRounds = P::kType != DType::float32;
     const int width = params.shape.head_dim_v;
     const bool finish = task.o.data != nullptr;
     join_sums(m);
     if (finish) {
-      const float sink = params.sinks != nullptr ? params.sinks[task.head_first + head * task.head_step] : kMinusInfinity;
-      scale_results(m, view_of<float>(task.lse, batch, head), first, rows, sink, params.output_scale);
+      const float sink = params.sinks != nullptr ? params.sinks[task.head_first + of.head * task.head_step] : kMinusInfinity;
+      scale_results(m, view_of<float>(task.lse, of.batch, of.head), of.first, of.count, sink, params.output_scale);
     } else {
-      store_scalars(m, view_of<float>(task.m, batch, head), view_of<float>(task.l, batch, head), first, rows);
+      store_scalars(m, view_of<float>(task.m, of.batch, of.head), view_of<float>(task.l, of.batch, of.head), of.first,
+                    of.count);
     }
     const kernels::Rows& floats = finish ? task.o32 : task.acc;
-    if (floats.data != nullptr) store_floats<P>(m, acc, seen, view_of<float>(floats, batch, head), first, rows, width);
+    if (floats.data != nullptr)
+      store_floats<P>(m, acc, seen, view_of<float>(floats, of.batch, of.head), of.first, of.count, width);
     if (!finish) return;
     if constexpr (kRounds) {
-      store_rounded<P>(m, acc, view_of<typename P::Element>(task.o, batch, head), first, rows, width, tile);
+      store_rounded<P>(m, acc, view_of<typename P::Element>(task.o, of.batch, of.head), of.first, of.count, width, tile);
     } else {
-      store_floats<P>(m, acc, seen, view_of<float>(task.o, batch, head), first, rows, width);
+      store_floats<P>(m, acc, seen, view_of<float>(task.o, of.batch, of.head), of.first, of.count, width);
     }
   }
 
  private:
+  RINGSPAN_DEVICE void clear(M& m) {
+    m.each([&](int thread) {
+      RINGSPAN_UNROLL
+      for (int half = 0; half < 2; ++half) {
+        max[thread][half] = kMinusInfinity;
+        sum[thread][half] = 0.0F;
+      }
+      RINGSPAN_UNROLL
+      for (int index = 0; index < P::kDim / 2; ++index) acc[thread][index] = 0.0F;
+    });
+  }
+
   // What only NaN went into has a maximum from now on, so that it stays.
   RINGSPAN_DEVICE void join_sums(M& m) {
     m.quad_sum(sum);

@@ -18,19 +18,21 @@ struct TileMap {
   std::int64_t row_stride = 0, head_stride = 0, batch_stride = 0;
   std::int64_t rows = 0, heads = 0, batches = 0;
   int width = 0;
+  bool dense = true;  // all of its rows, heads and batch items are some operand's: what lies behind an operand may be read
 };
 
 struct TileMaps {
   static constexpr int kMost = 6;
   TileMap maps[kMost];
   int count = 0;
-  bool complete = false;  // there is one for every operand: the hardware copies all whole tiles
+  bool complete = false;  // there is one for every operand, all dense: the hardware copies all tiles
 };
 
 // Where an operand of a task is found.
 struct TilePlace {
-  int map = -1;  // none
-  int row = 0;   // of the operand's first one
+  int map = -1;        // none
+  int row = 0;         // of the operand's first one
+  bool dense = false;  // what lies behind the operand may be read
 };
 
 // Of an operand whose rows, heads and batch items up to these counts are going to be asked for: beyond the ends of its map the
@@ -46,7 +48,8 @@ RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operan
     }
     const std::int64_t distance = static_cast<const char*>(operand.data) - static_cast<const char*>(map.begin);
     const std::int64_t row = distance / (map.row_stride * 2);
-    if (row * map.row_stride * 2 == distance && row >= 0 && row + rows <= map.rows) return {index, static_cast<int>(row)};
+    if (row * map.row_stride * 2 == distance && row >= 0 && row + rows <= map.rows)
+      return {index, static_cast<int>(row), map.dense};
   }
   return {};
 }

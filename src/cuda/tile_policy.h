@@ -62,15 +62,8 @@ struct WarpgroupPolicy {
 
   static constexpr int kRowTileBytes = kRows * kDim * 2;
   static constexpr int kColTileBytes = kCols * kDim * 2;
-  // Two buffers of two tiles, a byte per pair or rows of kDim + 8 results, ten barriers, the queue of blocks (four barriers and
-  // two numbers), and room to begin at a multiple of 1,024.
-  static constexpr int kForwardPairBytes = kRows * (kCols > 2 * kDim + 16 ? kCols : 2 * kDim + 16);
-  static constexpr int kForwardBytes = kRowTileBytes + 4 * kColTileBytes + kForwardPairBytes + 80 + 40 + 1024;
-  // Two tiles of rows, three buffers of two tiles, a byte per pair, three buffers of lse and delta, eight barriers, and room.
-  static constexpr int kBackwardStatisticsBytes = 3 * 2 * kCols * 4 + 16;
-  static constexpr int kBackwardBytes =
-      2 * kRowTileBytes + 6 * kColTileBytes + kRows * kCols + kBackwardStatisticsBytes + 64 + 1024;
 };
+inline constexpr int kMostSharedBytes = 227 * 1024;  // of a block, sm_90
 // Registers of a thread, of those that copy and those that multiply, of the 168 x 384 that a block begins with. Scores, sums
 // and packed weights have to fit into them: kCols is what does.
 inline constexpr int kProducerRegisters = 40;

@@ -10,7 +10,7 @@ namespace ringspan::cuda {
 
 // Tile t is rows first(t) and on, valid(t) of them. Views of them are made from the task anew where they are needed: registers
 // are scarce.
-template <typename P, typename M>
+template <typename P>
 struct TileWalk {
   // `first`, `last`: what the first and the last row of the block see, of `count` rows. Ends of rows' ranges never decrease, so
   // the block sees those from the first one's first to the last one's last, and all of its rows see those from the last one's
@@ -23,10 +23,17 @@ struct TileWalk {
     walk.head = static_cast<int>(head);
     walk.begin = static_cast<int>(first.begin);
     walk.rows = static_cast<int>(rows);
-    walk.tiles = M::uniform(static_cast<int>((rows + P::kCols - 1) / P::kCols));
-    walk.full_begin = M::uniform(static_cast<int>((last.begin - first.begin + P::kCols - 1) / P::kCols));
-    walk.full_end = M::uniform(static_cast<int>((first.end - first.begin) / P::kCols));
+    walk.tiles = static_cast<int>((rows + P::kCols - 1) / P::kCols);
+    walk.full_begin = static_cast<int>((last.begin - first.begin + P::kCols - 1) / P::kCols);
+    walk.full_end = static_cast<int>((first.end - first.begin) / P::kCols);
     return walk;
+  }
+
+  // The same, which is that of all threads, known to be so by the compiler.
+  template <typename M>
+  RINGSPAN_DEVICE TileWalk uniform() const {
+    return {M::uniform(head),  M::uniform(begin),      M::uniform(rows),
+            M::uniform(tiles), M::uniform(full_begin), M::uniform(full_end)};
   }
 
   RINGSPAN_DEVICE int first(int tile) const { return begin + tile * P::kCols; }

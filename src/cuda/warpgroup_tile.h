@@ -24,7 +24,8 @@ RINGSPAN_DEVICE void copy_swizzled(M& m, unsigned char* tile, const TileRows<Ele
   copy_tile<SwizzledTile<kRows>, kRows, kDim, Element>(m, tile, from.rows, from.first, from.valid, from.width);
 }
 
-// The same of kRows rows that are all there, from a map (boxes have 64 columns): by one thread, counted at `barrier`.
+// The same from a map (boxes have 64 columns): by one thread, counted at `barrier`. Where fewer rows are valid, what follows
+// them in memory, which is some other operand's, or zeros beyond the end of the map.
 template <int kRows, int kDim, typename M>
 RINGSPAN_DEVICE void copy_mapped_tile(M& m, unsigned char* tile, const TileMaps& maps, int map, BoxCorner corner,
                                       std::uint32_t barrier) {
@@ -39,15 +40,15 @@ RINGSPAN_DEVICE void copy_mapped_tile(M& m, unsigned char* tile, const TileMaps&
   });
 }
 
-// By the hardware where the tile is whole and has a place in a map, else by all threads. (head, batch): of the map.
-template <int kRows, int kDim, typename Element, typename M>
-RINGSPAN_DEVICE void copy_tile_from(M& m, unsigned char* tile, const TileRows<Element>& from, const TileMaps& maps,
-                                    const TilePlace& place, int head, int batch, std::uint32_t barrier) {
-  if (place.map >= 0 && from.valid == kRows) {
-    const BoxCorner corner{0, place.row + static_cast<int>(from.first), head, batch};
-    copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, corner, barrier);
+// `valid` rows of an operand from `first` on: by the hardware where the tile has a place in a map and is whole or may be filled
+// up, else by all threads. (head, batch): of the map; rows_of(): the operand's TileRows, for threads.
+template <int kRows, int kDim, typename Element, typename M, typename RowsOf>
+RINGSPAN_DEVICE void copy_tile_from(M& m, unsigned char* tile, int first, int valid, const TileMaps& maps,
+                                    const TilePlace& place, int head, int batch, std::uint32_t barrier, RowsOf&& rows_of) {
+  if (place.map >= 0 && (valid == kRows || place.dense)) {
+    copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, {0, place.row + first, head, batch}, barrier);
   } else {
-    copy_swizzled<kRows, kDim>(m, tile, from);
+    copy_swizzled<kRows, kDim, Element>(m, tile, rows_of());
   }
 }
 
@@ -72,31 +73,6 @@ RINGSPAN_DEVICE void product_weights(M& m, typename M::template Registers<float,
   for (int k = 0; k < P::kCols; k += 16) {
     m.template multiply_from_registers<P::kType, P::kDim>(c, weights, k / 4, advance(b0, k * kPanelRowBytes), 1);
   }
-}
-
-// For tiles with masked or dropped pairs, before `weights` are multiplied by them, with no product under way. `pairs`: kRows x
-// kCols bytes of shared memory; visible_of(thread) has sees(half, column). kDropped: -0 is the weight of a dropped pair, which
-// no other one has. Barriers.
-template <typename P, bool kDropped, typename M, typename Visible>
-RINGSPAN_DEVICE void exclude_non_finite(M& m, unsigned char* tile, const TileRows<typename P::Element>& from,
-                                        typename M::template Registers<float, P::kDim / 2>& sums,
-                                        typename M::template Registers<std::uint32_t, P::kCols / 4>& weights,
-                                        unsigned char* pairs, typename M::template Registers<int, 1>& flags,
-                                        Visible&& visible_of) {
-  find_non_finite<P, SwizzledTile<P::kCols>>(m, tile, flags);
-  if (!m.sync_any(flags)) return m.fence_async();  // what was read may be overwritten by a copy of TMA
-  note_pairs<P>(m, pairs, [&](int thread) {
-    const auto& words = weights[thread];
-    return [&words, visible = visible_of(thread)](int half, int index, int column) {
-      const auto bits = static_cast<std::uint16_t>(words[index / 2] >> (index % 2 * 16));
-      const bool takes = visible.sees(half, column) && !(kDropped && bits == 0x8000U);
-      return takes ? kind_of_weight(P::Storage::load(bits)) : kNoPair;
-    };
-  });
-  clear_non_finite<P, SwizzledTile<P::kCols>>(m, tile);
-  m.fence_async();
-  m.sync();
-  add_non_finite<P>(m, sums, pairs, from);
 }
 
 }  // namespace ringspan::cuda

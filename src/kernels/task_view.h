@@ -28,8 +28,11 @@ constexpr IndexRange indices_between(std::int64_t first, std::int64_t step, std:
                                      std::int64_t high) {
   if (step < 1) step = 1;  // of a progression with one element at most
   IndexRange range{low - first, high - first + 1};
-  if (step != 1) range = {ceil_div(range.begin, step), ceil_div(range.end, step)};
   if (range.begin < 0) range.begin = 0;
+  if (step != 1) {  // divisions take long on a GPU, most of all of negative or large numbers
+    if (range.begin != 0) range.begin = ceil_div(range.begin, step);
+    range.end = range.end <= 0 ? 0 : range.end > (count - 1) * step ? count : ceil_div(range.end, step);
+  }
   if (range.end > count) range.end = count;
   if (range.end < range.begin) range.end = range.begin;
   return range;
@@ -39,6 +42,12 @@ constexpr IndexRange indices_between(std::int64_t first, std::int64_t step, std:
 constexpr IndexRange keys_of_row(const AttendTask& task, std::int64_t row) {
   const std::int64_t i = task.q_first + row * task.q_step;
   return indices_between(task.k_first, task.k_step, task.k_count, i + task.lo, i + task.hi);
+}
+
+// The queries (indices into q) that may see key index `key`.
+constexpr IndexRange queries_of_key(const AttendTask& task, std::int64_t key) {
+  const std::int64_t j = task.k_first + key * task.k_step;
+  return indices_between(task.q_first, task.q_step, task.q_count, j - task.hi, j - task.lo);
 }
 
 // The queries (indices into q) of positions [first, last] that may see a key of [keys.begin, keys.end).

@@ -1,0 +1,76 @@
+// Tiles in which masked or dropped pairs meet values: 0 x NaN must not reach a sum. The warpgroup that copies looks at such a
+// tile when it has landed, before it is published, so that nobody who multiplies waits for a look. Seldom more than that: where
+// there is something, those that multiply set it to 0 and add it, one by one, to the rows that see it.
+#pragma once
+
+#include "cuda/tile_ring.h"
+#include "cuda/tile_walk.h"
+#include "cuda/warpgroup_tile.h"
+
+namespace ringspan::cuda {
+
+// A barrier at which the side that copies waits for its own copies.
+class Landing {
+ public:
+  static constexpr int kBarrierBytes = 8;
+  explicit RINGSPAN_DEVICE Landing(std::uint32_t barrier) : barrier_(barrier) {}
+
+  // By one thread, before anything else.
+  template <typename M>
+  RINGSPAN_DEVICE void init(M& m, int copying_threads) const {
+    m.init_barrier(barrier_, 2 * copying_threads);
+  }
+  // Where the bytes of a tile are counted.
+  RINGSPAN_DEVICE std::uint32_t barrier() const { return barrier_; }
+  template <typename M>
+  RINGSPAN_DEVICE void wait(M& m) {
+    m.arrive_when_copied(barrier_);
+    m.arrive_threads(barrier_);
+    m.wait(barrier_, phase_);
+    phase_ = 1 - phase_;
+  }
+
+ private:
+  std::uint32_t barrier_;
+  int phase_ = 0;
+};
+
+// Whether attend looks at a tile's values.
+template <typename P>
+RINGSPAN_DEVICE bool looks_at_tile(const TileWalk<P>& walk, int tile, const kernels::AttendShape& shape) {
+  return !walk.is_full(tile) || (P::kOptions && shape.dropout);
+}
+
+// By the side that copies, of a tile that has landed: whether it holds NaN or infinities. fence_async() has to follow, before
+// the next copy to where was read.
+template <typename P, typename M>
+RINGSPAN_DEVICE bool holds_non_finite(M& m, unsigned char* tile, typename M::template Registers<int, 1>& flags) {
+  find_non_finite<P, SwizzledTile<P::kCols>>(m, tile, flags);
+  return m.sync_any(flags);
+}
+
+// By the side that multiplies, of a tile that does, before `weights` are multiplied by it, with no product under way. `pairs`:
+// kRows x kCols bytes of shared memory; visible_of(thread) has sees(half, column). kDropped: -0 is the weight of a dropped
+// pair, which no other one has. Barriers.
+template <typename P, bool kDropped, typename M, typename Visible>
+RINGSPAN_DEVICE void exclude_non_finite(M& m, unsigned char* tile, const TileRows<typename P::Element>& from,
+                                        typename M::template Registers<float, P::kDim / 2>& sums,
+                                        typename M::template Registers<std::uint32_t, P::kCols / 4>& weights,
+                                        unsigned char* pairs, Visible&& visible_of) {
+  note_pairs<P>(m, pairs, [&](int thread) {
+    const auto& words = weights[thread];
+    return [&words, visible = visible_of(thread)](int half, int index, int column) {
+      const auto bits = static_cast<std::uint16_t>(words[index / 2] >> (index % 2 * 16));
+      const bool takes = visible.sees(half, column) && !(kDropped && bits == 0x8000U);
+      return takes ? kind_of_weight(P::Storage::load(bits)) : kNoPair;
+    };
+  });
+  m.sync();  // nobody multiplies by the tile any more
+  clear_non_finite<P, SwizzledTile<P::kCols>>(m, tile);
+  m.fence_async();
+  m.sync();
+  add_non_finite<P>(m, sums, pairs, from);
+  m.sync_warps();  // a row of pairs is that of four threads of a warp
+}
+
+}  // namespace ringspan::cuda

@@ -1,0 +1,217 @@
+// What a block of threads with roles (warpgroup.h) has to do, task by task: found out once, by the side that copies, which has
+// the time, and told to the side that multiplies through shared memory.
+//
+// A launch has as many blocks of threads as the device runs at a time, its residents. Each begins with the block of its own
+// number and takes the next one that nobody has while it still copies for the one before, so that what that needs is on its way
+// while results leave. Which resident runs a block does not show in its results.
+//
+// Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident.
+#pragma once
+
+#include "cuda/block_parts.h"
+#include "cuda/tile_ring.h"
+#include "cuda/tile_walk.h"
+
+namespace ringspan::cuda {
+
+// A task as a block takes it in, in shared memory.
+template <typename P>
+struct TaskWork {
+  enum Flag : int {
+    kBegins = 1,      // the first task of its block
+    kEnds = 2,        // the last one
+    kBeginsRows = 4,  // has rows of its own side that the task before does not have
+    kEndsRows = 8,    // the task after it has others
+    kLast = 16,       // the resident has nothing to do after it
+    kWithout = 32,    // backward: a row that the block owns has lse = -inf
+  };
+  const kernels::AttendTask* task;
+  const kernels::AttendTask* first_task;  // of the block
+  int flags;
+  int batch, head;                       // of the tasks' batch items, and of their heads (WorkList)
+  int first_row, rows;                   // that the block owns
+  int heads_begin, heads_end;            // the task's query heads that it takes in
+  TileWalk<P> walk;                      // of the first of these heads
+  TilePlace first, second;               // of the operands on the other side
+  int begin[P::kRows], end[P::kRows];    // which rows of the other side each row sees
+  bool seen[P::kRows];                   // whether a row has seen any, in the tasks so far
+  float lse[P::kRows], delta[P::kRows];  // of queries that the block owns, in backward
+
+  RINGSPAN_DEVICE VisibleColumns visible(int thread, int first_column) const {
+    VisibleColumns columns{};
+    const Lane lane = lane_of(thread);
+    RINGSPAN_UNROLL
+    for (int half = 0; half < 2; ++half) {
+      const int row = lane.row + half * 8;
+      clip({begin[row], end[row]}, first_column, P::kCols, half, columns);
+    }
+    return columns;
+  }
+};
+
+// The slots, and numbers of blocks on their way from one thread of the side that copies to all.
+template <typename P>
+struct WorkSlots {
+  static constexpr int kSlots = 2;
+  TaskWork<P> work[kSlots];
+  int taken[kSlots];
+};
+using WorkRing = TileRing<2>;
+
+// The tasks of a resident's blocks, one after the other. Blocks own queries, of query head `head` of their tasks, or keys, of
+// kv head `head`; queries stay where they are (kBeginsRows) where attend's next task has the same ones.
+template <typename P, typename M, Owner kOwner>
+class WorkList {
+ public:
+  using Task = kernels::AttendTask;
+  using Work = TaskWork<P>;
+  static constexpr bool kOwnsQueries = kOwner != Owner::key_gradients;
+  static_assert(M::kThreads == P::kRows);
+
+  RINGSPAN_DEVICE WorkList(M& m, const AttendArguments& arguments, WorkRing ring, WorkSlots<P>& slots, int first, int residents)
+      : m_(m), arguments_(arguments), ring_(ring), slots_(slots), residents_(residents), block_(first) {}
+
+  // Publishes the next task and returns it; null where there is none. The one returned before is then still there, those before
+  // it are not. Barriers.
+  RINGSPAN_DEVICE const Work* next() {
+    if (block_ >= arguments_.blocks) return nullptr;
+    ring_.acquire(m_);
+    Work& work = slots_.work[ring_.buffer()];
+    int* const taken = slots_.taken + ring_.buffer();
+    const bool begins = index_ == 0;
+    if (begins) enter();
+    const Group& group = arguments_.groups[group_];
+    const Task* const first_task = arguments_.tasks + group.first_task;
+    const Task& task = first_task[index_];
+    const bool ends = index_ + 1 == group.task_count;
+    const bool takes = ends && arguments_.blocks > residents_;  // blocks beyond the first residents are given out in order
+    const kernels::IndexRange heads = heads_of(task);
+    const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
+    m_.each([&](int thread) {
+      int number = 0;
+      if (takes && thread == 0) number = M::fetch_add(arguments_.taken, 1);  // on its way while rows are looked at
+      kernels::IndexRange range{};
+      if (thread < rows_ && !heads.empty()) range = columns_of_row(task, first_row_ + thread);
+      work.begin[thread] = static_cast<int>(range.begin < count ? range.begin : count);
+      work.end[thread] = static_cast<int>(range.end < count ? range.end : count);
+      const bool without = !has_statistics(work, task, thread);
+      without_[thread][0] = without ? 1 : 0;
+      seen_[thread][0] = (!begins && seen_[thread][0]) || (!range.empty() && !without);
+      work.seen[thread] = seen_[thread][0];
+      if (takes && thread == 0) *taken = residents_ + number;
+    });
+    const bool without = m_.sync_any(without_);
+    const int next_block = takes ? M::uniform(*taken) : ends ? static_cast<int>(arguments_.blocks) : block_;
+    m_.each([&](int thread) {  // threads of different warps
+      if (thread == 0) {
+        work.task = &task;
+        work.first_task = first_task;
+        work.flags = (begins ? Work::kBegins : 0) | (ends ? Work::kEnds : 0) | (without ? Work::kWithout : 0) |
+                     (next_block >= arguments_.blocks ? Work::kLast : 0) |
+                     row_flags(first_task, group.task_count, !heads.empty());
+        work.batch = batch_;
+        work.head = head_;
+        work.first_row = first_row_;
+        work.rows = rows_;
+        work.heads_begin = static_cast<int>(heads.begin);
+        work.heads_end = static_cast<int>(heads.end);
+        work.walk = walk_of(work, task, count, heads);
+      } else if (thread == 32) {
+        work.first = first_place(task, count, heads);
+      } else if (thread == 64) {
+        work.second = second_place(task, count, heads);
+      }
+    });
+    m_.sync();
+    ring_.publish(m_);
+    index_ = ends ? 0 : index_ + 1;
+    block_ = next_block;
+    return &work;
+  }
+  RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
+
+ private:
+  // Which rows the block owns.
+  RINGSPAN_DEVICE void enter() {
+    const BlockWork place = find_work(arguments_, block_, group_);
+    group_ = static_cast<int>(place.group);
+    const Group& group = arguments_.groups[group_];
+    const Task& task = arguments_.tasks[group.first_task];
+    batch_ = static_cast<int>(place.batch);
+    // The most work first: under a causal mask the last queries, and the first keys.
+    first_row_ = static_cast<int>(kOwnsQueries ? group.tiles - 1 - place.tile : place.tile) * P::kRows;
+    const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - first_row_;
+    rows_ = left < P::kRows ? static_cast<int>(left) : P::kRows;
+    head_ = static_cast<int>(kOwnsQueries ? place.head : task.head_first / arguments_.params.shape.group + place.head);
+  }
+
+  RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count,
+                                      const kernels::IndexRange& heads) const {
+    const auto range_of = [&](int row) { return kernels::IndexRange{work.begin[row], work.end[row]}; };
+    return TileWalk<P>::of(range_of(0), range_of(rows_ - 1), count, kOwnsQueries ? kv_head(task, heads.begin) : heads.begin);
+  }
+  RINGSPAN_DEVICE TilePlace first_place(const Task& task, std::int64_t count, const kernels::IndexRange& heads) const {
+    const int width = arguments_.params.shape.head_dim;
+    if constexpr (kOwnsQueries) return place_of(task.k, width, task, count, heads);
+    return place_of(task.q, width, task, count, heads);
+  }
+  RINGSPAN_DEVICE TilePlace second_place(const Task& task, std::int64_t count, const kernels::IndexRange& heads) const {
+    const int width = arguments_.params.shape.head_dim_v;
+    if constexpr (kOwnsQueries) return place_of(task.v, width, task, count, heads);
+    return place_of(task.d_out, width, task, count, heads);
+  }
+  template <typename Operand>
+  RINGSPAN_DEVICE TilePlace place_of(const Operand& operand, int width, const Task& task, std::int64_t count,
+                                     const kernels::IndexRange& heads) const {
+    const std::int64_t end = kOwnsQueries ? kv_head(task, heads.begin) + 1 : heads.end;
+    return find_place(arguments_.maps, operand, width, count, static_cast<int>(end), batch_ + 1);
+  }
+
+  RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task) const {
+    if constexpr (kOwnsQueries) return {head_, head_ + 1};
+    const int group = arguments_.params.shape.group;
+    const std::int64_t first = std::int64_t{head_} * group;
+    return kernels::indices_between(task.head_first, task.head_step, task.head_count, first, first + group - 1);
+  }
+  RINGSPAN_DEVICE std::int64_t kv_head(const Task& task, std::int64_t t) const {
+    return kernels::kv_index(task, (task.head_first + t * task.head_step) / arguments_.params.shape.group);
+  }
+  RINGSPAN_DEVICE kernels::IndexRange columns_of_row(const Task& task, int row) const {
+    if constexpr (kOwnsQueries) return kernels::keys_of_row(task, row);
+    return kernels::queries_of_key(task, row);
+  }
+  // lse and delta of a thread's row, where queries are owned in backward; false: it is a row whose lse is -inf.
+  RINGSPAN_DEVICE bool has_statistics(Work& work, const Task& task, int thread) const {
+    if constexpr (kOwner != Owner::query_gradients) return true;
+    if (thread >= rows_) {
+      work.lse[thread] = kMinusInfinity;
+      work.delta[thread] = 0.0F;
+      return true;
+    }
+    const float lse = *view_of<const float>(task.lse, batch_, head_).row(first_row_ + thread);
+    work.lse[thread] = lse;
+    work.delta[thread] = *view_of<const float>(task.delta, batch_, head_).row(first_row_ + thread);
+    return lse != kMinusInfinity;
+  }
+  RINGSPAN_DEVICE int row_flags(const Task* first_task, int task_count, bool has_heads) const {
+    if constexpr (kOwner != Owner::state) return has_heads ? Work::kBeginsRows | Work::kEndsRows : 0;
+    const Task* const task = first_task + index_;
+    const bool begins = index_ == 0 || task->q.data != task[-1].q.data;
+    const bool ends = index_ + 1 == task_count || task->q.data != task[1].q.data;
+    return (begins ? Work::kBeginsRows : 0) | (ends ? Work::kEndsRows : 0);
+  }
+
+  M& m_;
+  const AttendArguments& arguments_;
+  WorkRing ring_;
+  WorkSlots<P>& slots_;
+  const int residents_;
+  int block_;
+  int group_ = 0;
+  int index_ = 0;  // of the task in the group
+  int batch_ = 0, head_ = 0, first_row_ = 0, rows_ = 0;
+  typename M::template Registers<bool, 1> seen_;
+  typename M::template Registers<int, 1> without_;
+};
+
+}  // namespace ringspan::cuda
