@@ -38,7 +38,7 @@ struct AttendArguments {
   // In attend a score without options stays the product q . k, one multiplication less: score_unit of it is a natural one,
   // exponent_unit one of powers of 2. score_unit is scale, or 1 where scale is none that a maximum may do without (negative, 0,
   // above 1, where a maximum may be finite that the score is not, or so small that its inverse could overflow).
-  float score_unit = 1.0F, exponent_unit = 0.0F;
+  float score_unit = 1.0F, inverse_score_unit = 1.0F, exponent_unit = 0.0F;
   const kernels::AttendTask* tasks = nullptr;  // in the order of the groups
   const Group* groups = nullptr;
   std::int64_t group_count = 0;

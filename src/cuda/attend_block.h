@@ -68,7 +68,7 @@ class AttendBlock {
     RINGSPAN_UNROLL
     for (int part = 0; part < P::kParts; ++part) {
       state_[part].load(m_, task, rows_of(part), params_.shape.head_dim_v);
-      state_[part].begin_unit(m_, arguments_.score_unit);
+      state_[part].begin_unit(m_, arguments_);
     }
   }
 
@@ -80,7 +80,7 @@ class AttendBlock {
     RINGSPAN_UNROLL
     for (int part = 0; part < P::kParts; ++part) {
       const RowsOfBlock rows = rows_of(part);
-      state_[part].end_unit(m_, arguments_.score_unit, arguments_.tasks[group.first_task], rows);
+      state_[part].end_unit(m_, arguments_, arguments_.tasks[group.first_task], rows);
       if (last_task.o.data == nullptr) state_[part].note_seen(m_, arguments_, group, rows);
       state_[part].store(m_, params_, last_task, rows, q_tile_ + part * P::kRows * P::kLead);
     }

@@ -45,9 +45,9 @@ class AttendWarpgroupBlock {
   // What the side that copies says (work_ring.h).
   RINGSPAN_DEVICE void run() {
     m_.begin_turns();
-    for (bool last = false; !last;) {
+    for (bool over = false; !over;) {
       work_ring_.wait(m_);
-      last = take_in_work();
+      over = !take_in_work();
       work_ring_.release(m_);
     }
     m_.end_turns();
@@ -56,15 +56,16 @@ class AttendWarpgroupBlock {
  private:
   RINGSPAN_DEVICE const Work& work() const { return tiles_.work().work[work_ring_.buffer()]; }
 
-  // Returns whether it is the last.
+  // Returns whether there was any.
   RINGSPAN_DEVICE bool take_in_work() {
     const int flags = M::uniform(work().flags);
+    if ((flags & Work::kOver) != 0) return false;
     if ((flags & Work::kBegins) != 0) load();
     if ((flags & Work::kBeginsRows) != 0) query_ring_.wait(m_);
     take_in(work().walk.template uniform<M>());
     if ((flags & Work::kEndsRows) != 0) query_ring_.release(m_);
     if ((flags & Work::kEnds) != 0) store();
-    return (flags & Work::kLast) != 0;
+    return true;
   }
 
   RINGSPAN_DEVICE void take_in(const Walk& walk) {
@@ -79,11 +80,11 @@ class AttendWarpgroupBlock {
   }
   RINGSPAN_DEVICE void load() {
     state_.load(m_, *work().task, rows(), params_.shape.head_dim_v);
-    state_.begin_unit(m_, arguments_.score_unit);
+    state_.begin_unit(m_, arguments_);
   }
   // The state, or the results.
   RINGSPAN_DEVICE void store() {
-    state_.end_unit(m_, arguments_.score_unit, *work().first_task, rows());
+    state_.end_unit(m_, arguments_, *work().first_task, rows());
     if (work().task->o.data == nullptr) state_.note_seen(m_, work().seen);
     state_.store(m_, params_, *work().task, rows(), tiles_.results());
   }

@@ -36,10 +36,12 @@ class AttendWarpgroupProducer {
 
  private:
   RINGSPAN_DEVICE void copy(const Work& work) {
-    if ((M::uniform(work.flags) & Work::kBeginsRows) != 0) copy_queries(work);
+    const int flags = M::uniform(work.flags);
+    if ((flags & Work::kBeginsRows) != 0) copy_queries(work);
     const Walk walk = work.walk.template uniform<M>();
     for (int tile = 0; tile <= walk.tiles; ++tile) {
       if (tile < walk.tiles) copy_keys(work, walk, tile);
+      if (tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
       if (tile > 0) copy_values(work, walk, tile - 1);
     }
   }

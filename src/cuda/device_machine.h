@@ -54,6 +54,7 @@ class CudaMachine {
     return static_cast<std::uint32_t>(__cvta_generic_to_shared(p));
   }
 
+  static __device__ __forceinline__ bool any_lane(bool flag) { return __any_sync(0xffffffffU, flag) != 0; }
   static __device__ __forceinline__ int uniform(int value) { return __shfl_sync(0xffffffffU, value, 0); }
 
   template <typename Body>

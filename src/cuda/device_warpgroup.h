@@ -79,7 +79,6 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
     return least;
   }
   static __device__ __forceinline__ int fetch_add(int* counter, int value) { return atomicAdd(counter, value); }
-  static __device__ __forceinline__ bool any_lane(bool flag) { return __any_sync(0xffffffffU, flag) != 0; }
 
   __device__ __forceinline__ void fence_async() {
 #if RINGSPAN_WARPGROUPS

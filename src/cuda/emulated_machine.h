@@ -46,6 +46,7 @@ class EmulatedMachine {
   }
 
   static float reciprocal(float x) { return 1.0F / x; }
+  static bool any_lane(bool flag) { return flag; }
   static int hidden(int value) { return value; }
   static int uniform(int value) { return value; }
 

@@ -46,9 +46,9 @@ class GradientWarpgroupBlock {
   // What the side that copies says (work_ring.h).
   RINGSPAN_DEVICE void run() {
     m_.begin_turns();
-    for (bool last = false; !last;) {
+    for (bool over = false; !over;) {
       work_ring_.wait(m_);
-      last = take_in_work();
+      over = !take_in_work();
       work_ring_.release(m_);
     }
     m_.end_turns();
@@ -76,9 +76,10 @@ class GradientWarpgroupBlock {
 
   RINGSPAN_DEVICE const Work& work() const { return tiles_.work().work[work_ring_.buffer()]; }
 
-  // Returns whether it is the last.
+  // Returns whether there was any.
   RINGSPAN_DEVICE bool take_in_work() {
     const int flags = M::uniform(work().flags);
+    if ((flags & Work::kOver) != 0) return false;
     if ((flags & Work::kBegins) != 0) clear();
     if ((flags & Work::kBeginsRows) != 0) {
       if constexpr (kOwnsQueries) load_row_statistics();
@@ -91,7 +92,7 @@ class GradientWarpgroupBlock {
       row_ring_.release(m_);
     }
     if ((flags & Work::kEnds) != 0) put();
-    return (flags & Work::kLast) != 0;
+    return true;
   }
 
   RINGSPAN_DEVICE RowsOfBlock rows() const {

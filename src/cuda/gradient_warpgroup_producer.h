@@ -41,7 +41,10 @@ class GradientWarpgroupProducer {
     const int end = M::uniform(work.heads_end);
     for (int t = M::uniform(work.heads_begin); t < end; ++t) {
       const Walk walk = walk_over<kGradient>(work.walk.template uniform<M>(), t);
-      for (int tile = 0; tile < walk.tiles; ++tile) copy_columns(work, walk, tile, (flags & Work::kWithout) != 0);
+      for (int tile = 0; tile < walk.tiles; ++tile) {
+        if (t + 1 == end && tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
+        copy_columns(work, walk, tile, (flags & Work::kWithout) != 0);
+      }
     }
   }
 

@@ -12,6 +12,8 @@
 //                              is not read. There for all after wait_copies() and then sync(), by all threads
 //   store_shared(thread, to, chunk), load_shared(thread, from)   16 bytes by ordinary instructions, in each()
 //   uniform(value)             a value that is the same in all threads, known to be so by the compiler
+//   any_lane(flag)             in each(): whether that of any thread of the warp is set, or of this one alone: for what does no
+//                              harm to a thread that does not need it
 //   hidden(value)              the value, of which the compiler knows nothing: what seldom runs is not to be computed ahead,
 //                              for every tile, into registers that are scarce
 //   sync(), sync_any(r)        barrier; the second returns, to all, whether any thread's r[thread][0] is not 0

@@ -22,14 +22,15 @@ RINGSPAN_DEVICE void each_chunk(M& m, unsigned char* tile, Body&& body) {
 template <typename P, typename Layout, typename M>
 RINGSPAN_DEVICE void find_non_finite(M& m, unsigned char* tile, typename M::template Registers<int, 1>& flags) {
   constexpr int kChunks = P::kDim * static_cast<int>(sizeof(typename P::Element)) / 16;
-  static_assert(P::kCols * kChunks % M::kThreads == 0);
+  constexpr int kPassRows = M::kThreads / kChunks;  // as in copy_tile.h
+  static_assert(P::kCols % kPassRows == 0 && kPassRows % Layout::kPeriod == 0);
   m.each([&](int number) {
     const int thread = M::hidden(number);
+    const unsigned char* at = tile + Layout::offset(thread / kChunks, thread % kChunks);
     std::uint32_t found = 0;
-    RINGSPAN_UNROLL_4
-    for (int pass = 0; pass < P::kCols * kChunks / M::kThreads; ++pass) {
-      const int index = pass * M::kThreads + thread;
-      const Chunk chunk = m.load_shared(number, tile + Layout::offset(index / kChunks, index % kChunks));
+    RINGSPAN_UNROLL_4  // what seldom runs is fetched first, which takes longer than to run it
+        for (int pass = 0; pass < P::kCols / kPassRows; ++pass, at += kPassRows * Layout::kRowBytes) {
+      const Chunk chunk = m.load_shared(number, at);
       RINGSPAN_UNROLL
       for (int word = 0; word < 4; ++word) found |= overflow_of_exponents<P::kType>(chunk.words[word]);
     }

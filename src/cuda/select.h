@@ -61,6 +61,7 @@ inline void set_params(AttendArguments& arguments, const kernels::AttendParams& 
   if (params.shape.softcap) arguments.softcap_scale = params.scale / params.softcap;
   const bool options = params.shape.softcap || params.shape.alibi || params.shape.dropout;
   if (!options && params.scale > 0x1p-40F && params.scale <= 1.0F) arguments.score_unit = params.scale;
+  arguments.inverse_score_unit = 1.0F / arguments.score_unit;
   arguments.exponent_unit = arguments.score_unit * kLog2E;
 }
 

@@ -70,13 +70,14 @@ struct StateRows {
 
   // Maxima in another unit (score_unit of arguments.h): after load(), and back before store(), where one that has not moved is
   // again what it was, bit by bit, so that launch after launch does not wear it down. `task`: the first one of the group.
-  RINGSPAN_DEVICE void begin_unit(M& m, float unit) {
+  RINGSPAN_DEVICE void begin_unit(M& m, const AttendArguments& arguments) {
     m.each([&](int thread) {
       RINGSPAN_UNROLL
-      for (int half = 0; half < 2; ++half) max[thread][half] *= 1.0F / unit;
+      for (int half = 0; half < 2; ++half) max[thread][half] *= arguments.inverse_score_unit;
     });
   }
-  RINGSPAN_DEVICE void end_unit(M& m, float unit, const kernels::AttendTask& task, const RowsOfBlock& of) {
+  RINGSPAN_DEVICE void end_unit(M& m, const AttendArguments& arguments, const kernels::AttendTask& task,
+                                const RowsOfBlock& of) {
     const bool has_state = task.m.data != nullptr;
     const auto m_rows = view_of<const float>(task.m, of.batch, of.head);
     m.each([&](int thread) {
@@ -86,7 +87,7 @@ struct StateRows {
         const int row = lane.row + half * 8;
         const float before = has_state && row < of.count ? *m_rows.row(of.first + row) : kMinusInfinity;
         const float now = max[thread][half];
-        max[thread][half] = now == before * (1.0F / unit) ? before : now * unit;
+        max[thread][half] = now == before * arguments.inverse_score_unit ? before : now * arguments.score_unit;
       }
     });
   }
@@ -165,13 +166,16 @@ struct StateRows {
         const RowResult result = finish_state(max[thread][half], sum[thread][half], sink, output_scale);
         if (row < rows && lane.column == 0) *lse_rows.row(first + row) = result.lse;
         seen[thread][half] = 1;
+        if (M::any_lane(result.factor == 0.0F)) {  // whatever acc holds
+          RINGSPAN_UNROLL
+          for (int index = half * 2; index < P::kDim / 2; index += 4) {
+            if (result.factor == 0.0F) acc[thread][index] = acc[thread][index + 1] = 0.0F;
+          }
+        }
         RINGSPAN_UNROLL
         for (int index = half * 2; index < P::kDim / 2; index += 4) {
-          RINGSPAN_UNROLL
-          for (int e = 0; e < 2; ++e) {
-            float& value = acc[thread][index + e];
-            value = result.factor == 0.0F ? 0.0F : value * result.factor;
-          }
+          acc[thread][index] *= result.factor;
+          acc[thread][index + 1] *= result.factor;
         }
       }
     });

@@ -18,8 +18,6 @@
 //   commit_products(), wait_products<n>(r...)               groups of products; r: what may be touched again
 //   min_or_nan(x, y)           the least, or NaN where x is
 //   fetch_add(counter, n)      atomically, of memory, by one thread; returns what was there
-//   any_lane(flag)             whether that of any thread of the warp is set, or of this one alone: for what does no harm to a
-//                              thread that does not need it
 //
 // Roles: warpgroups of one block may run different programs, each with a machine of its own, to which the above belongs
 // (sync() meets the role's threads, thread numbers begin at 0). They meet at barriers (mbarrier), 8 bytes of shared memory that

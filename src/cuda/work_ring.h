@@ -2,8 +2,9 @@
 // the time, and told to the side that multiplies through shared memory.
 //
 // A launch has as many blocks of threads as the device runs at a time, its residents. Each begins with the block of its own
-// number and takes the next one that nobody has while it still copies for the one before, so that what that needs is on its way
-// while results leave. Which resident runs a block does not show in its results.
+// number and takes the next one that nobody has when it has nearly copied all for the one before, not earlier, so that no one
+// waits for a resident with more to do, nor later, so that what the next one needs is on its way while results leave. Which
+// resident runs a block does not show in its results.
 //
 // Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident.
 #pragma once
@@ -22,8 +23,8 @@ struct TaskWork {
     kEnds = 2,        // the last one
     kBeginsRows = 4,  // has rows of its own side that the task before does not have
     kEndsRows = 8,    // the task after it has others
-    kLast = 16,       // the resident has nothing to do after it
-    kWithout = 32,    // backward: a row that the block owns has lse = -inf
+    kWithout = 16,    // backward: a row that the block owns has lse = -inf
+    kOver = 32,       // none: the resident has nothing more to do
   };
   const kernels::AttendTask* task;
   const kernels::AttendTask* first_task;  // of the block
@@ -49,12 +50,12 @@ struct TaskWork {
   }
 };
 
-// The slots, and numbers of blocks on their way from one thread of the side that copies to all.
+// The slots, and the number of a block on its way from one thread of the side that copies to all.
 template <typename P>
 struct WorkSlots {
   static constexpr int kSlots = 2;
   TaskWork<P> work[kSlots];
-  int taken[kSlots];
+  int taken;
 };
 using WorkRing = TileRing<2>;
 
@@ -71,44 +72,48 @@ class WorkList {
   RINGSPAN_DEVICE WorkList(M& m, const AttendArguments& arguments, WorkRing ring, WorkSlots<P>& slots, int first, int residents)
       : m_(m), arguments_(arguments), ring_(ring), slots_(slots), residents_(residents), block_(first) {}
 
-  // Publishes the next task and returns it; null where there is none. The one returned before is then still there, those before
-  // it are not. Barriers.
+  // Asks for the block after this one; its number is on its way until next() needs it.
+  RINGSPAN_DEVICE void reserve() {
+    has_reserved_ = true;
+    if (arguments_.blocks <= residents_) return;
+    m_.each([&](int thread) {
+      if (thread == 0) reserved_[thread][0] = residents_ + M::fetch_add(arguments_.taken, 1);
+    });
+  }
+
+  // Publishes the next task and returns it; null, which is told too, where there is none. The one returned before is then still
+  // there, those before it are not. Barriers.
   RINGSPAN_DEVICE const Work* next() {
-    if (block_ >= arguments_.blocks) return nullptr;
     ring_.acquire(m_);
     Work& work = slots_.work[ring_.buffer()];
-    int* const taken = slots_.taken + ring_.buffer();
-    const bool begins = index_ == 0;
-    if (begins) enter();
+    if (index_ == 0 && !enter()) {
+      m_.each([&](int thread) {
+        if (thread == 0) work.flags = Work::kOver;
+      });
+      ring_.publish(m_);
+      return nullptr;
+    }
     const Group& group = arguments_.groups[group_];
     const Task* const first_task = arguments_.tasks + group.first_task;
     const Task& task = first_task[index_];
-    const bool ends = index_ + 1 == group.task_count;
-    const bool takes = ends && arguments_.blocks > residents_;  // blocks beyond the first residents are given out in order
     const kernels::IndexRange heads = heads_of(task);
     const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
     m_.each([&](int thread) {
-      int number = 0;
-      if (takes && thread == 0) number = M::fetch_add(arguments_.taken, 1);  // on its way while rows are looked at
       kernels::IndexRange range{};
       if (thread < rows_ && !heads.empty()) range = columns_of_row(task, first_row_ + thread);
       work.begin[thread] = static_cast<int>(range.begin < count ? range.begin : count);
       work.end[thread] = static_cast<int>(range.end < count ? range.end : count);
       const bool without = !has_statistics(work, task, thread);
       without_[thread][0] = without ? 1 : 0;
-      seen_[thread][0] = (!begins && seen_[thread][0]) || (!range.empty() && !without);
+      seen_[thread][0] = (index_ != 0 && seen_[thread][0]) || (!range.empty() && !without);
       work.seen[thread] = seen_[thread][0];
-      if (takes && thread == 0) *taken = residents_ + number;
     });
     const bool without = m_.sync_any(without_);
-    const int next_block = takes ? M::uniform(*taken) : ends ? static_cast<int>(arguments_.blocks) : block_;
     m_.each([&](int thread) {  // threads of different warps
       if (thread == 0) {
         work.task = &task;
         work.first_task = first_task;
-        work.flags = (begins ? Work::kBegins : 0) | (ends ? Work::kEnds : 0) | (without ? Work::kWithout : 0) |
-                     (next_block >= arguments_.blocks ? Work::kLast : 0) |
-                     row_flags(first_task, group.task_count, !heads.empty());
+        work.flags = (without ? Work::kWithout : 0) | flags_of(first_task, group.task_count, !heads.empty());
         work.batch = batch_;
         work.head = head_;
         work.first_row = first_row_;
@@ -124,15 +129,26 @@ class WorkList {
     });
     m_.sync();
     ring_.publish(m_);
-    index_ = ends ? 0 : index_ + 1;
-    block_ = next_block;
+    index_ = index_ + 1 == group.task_count ? 0 : index_ + 1;
     return &work;
   }
   RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
 
  private:
-  // Which rows the block owns.
-  RINGSPAN_DEVICE void enter() {
+  // A block, and which rows it owns; false: there is none.
+  RINGSPAN_DEVICE bool enter() {
+    if (has_begun_) {
+      if (arguments_.blocks <= residents_) return false;
+      if (!has_reserved_) reserve();
+      m_.each([&](int thread) {
+        if (thread == 0) slots_.taken = reserved_[thread][0];
+      });
+      m_.sync();
+      block_ = M::uniform(slots_.taken);
+      if (block_ >= arguments_.blocks) return false;
+    }
+    has_begun_ = true;
+    has_reserved_ = false;
     const BlockWork place = find_work(arguments_, block_, group_);
     group_ = static_cast<int>(place.group);
     const Group& group = arguments_.groups[group_];
@@ -142,7 +158,8 @@ class WorkList {
     first_row_ = static_cast<int>(kOwnsQueries ? group.tiles - 1 - place.tile : place.tile) * P::kRows;
     const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - first_row_;
     rows_ = left < P::kRows ? static_cast<int>(left) : P::kRows;
-    head_ = static_cast<int>(kOwnsQueries ? place.head : task.head_first / arguments_.params.shape.group + place.head);
+    head_ = static_cast<int>(kOwnsQueries ? place.head : kv_head_of(task.head_first) + place.head);
+    return true;
   }
 
   RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count,
@@ -173,8 +190,13 @@ class WorkList {
     const std::int64_t first = std::int64_t{head_} * group;
     return kernels::indices_between(task.head_first, task.head_step, task.head_count, first, first + group - 1);
   }
-  RINGSPAN_DEVICE std::int64_t kv_head(const Task& task, std::int64_t t) const {
-    return kernels::kv_index(task, (task.head_first + t * task.head_step) / arguments_.params.shape.group);
+  RINGSPAN_DEVICE int kv_head_of(std::int64_t head) const {  // divisions of 64 bits take long
+    const int group = arguments_.params.shape.group;
+    return group == 1 ? static_cast<int>(head) : static_cast<int>(head) / group;
+  }
+  RINGSPAN_DEVICE int kv_head(const Task& task, std::int64_t t) const {
+    const int distance = kv_head_of(task.head_first + t * task.head_step) - static_cast<int>(task.kv_head_first);
+    return task.kv_head_step <= 1 ? distance : distance / static_cast<int>(task.kv_head_step);
   }
   RINGSPAN_DEVICE kernels::IndexRange columns_of_row(const Task& task, int row) const {
     if constexpr (kOwnsQueries) return kernels::keys_of_row(task, row);
@@ -193,12 +215,15 @@ class WorkList {
     work.delta[thread] = *view_of<const float>(task.delta, batch_, head_).row(first_row_ + thread);
     return lse != kMinusInfinity;
   }
-  RINGSPAN_DEVICE int row_flags(const Task* first_task, int task_count, bool has_heads) const {
-    if constexpr (kOwner != Owner::state) return has_heads ? Work::kBeginsRows | Work::kEndsRows : 0;
+  RINGSPAN_DEVICE int flags_of(const Task* first_task, int task_count, bool has_heads) const {
+    const bool begins = index_ == 0;
+    const bool ends = index_ + 1 == task_count;
+    const int flags = (begins ? Work::kBegins : 0) | (ends ? Work::kEnds : 0);
+    if constexpr (kOwner != Owner::state) return flags | (has_heads ? Work::kBeginsRows | Work::kEndsRows : 0);
     const Task* const task = first_task + index_;
-    const bool begins = index_ == 0 || task->q.data != task[-1].q.data;
-    const bool ends = index_ + 1 == task_count || task->q.data != task[1].q.data;
-    return (begins ? Work::kBeginsRows : 0) | (ends ? Work::kEndsRows : 0);
+    const bool begins_rows = begins || task->q.data != task[-1].q.data;
+    const bool ends_rows = ends || task->q.data != task[1].q.data;
+    return flags | (begins_rows ? Work::kBeginsRows : 0) | (ends_rows ? Work::kEndsRows : 0);
   }
 
   M& m_;
@@ -207,11 +232,12 @@ class WorkList {
   WorkSlots<P>& slots_;
   const int residents_;
   int block_;
+  bool has_begun_ = false, has_reserved_ = false;
   int group_ = 0;
   int index_ = 0;  // of the task in the group
   int batch_ = 0, head_ = 0, first_row_ = 0, rows_ = 0;
   typename M::template Registers<bool, 1> seen_;
-  typename M::template Registers<int, 1> without_;
+  typename M::template Registers<int, 1> without_, reserved_;
 };
 
 }  // namespace ringspan::cuda
