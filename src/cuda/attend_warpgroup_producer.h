@@ -27,8 +27,7 @@ class AttendWarpgroupProducer {
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    const auto copy_rows = [&](const kernels::AttendTask& task, const RowsOfBlock& rows) { copy_queries(task, rows); };
-    while (const Work* work = work_list_.next(copy_rows)) copy(*work);
+    while (const Work* work = work_list_.next()) copy(*work);
     work_list_.finish();
     query_ring_.finish(m_);
     key_ring_.finish(m_);
@@ -37,20 +36,21 @@ class AttendWarpgroupProducer {
 
  private:
   RINGSPAN_DEVICE void copy(const Work& work) {
-    const bool ends = (M::uniform(work.flags) & Work::kEnds) != 0;
+    const int flags = M::uniform(work.flags);
+    if ((flags & Work::kBeginsRows) != 0) copy_queries(work);
     const Walk walk = work.walk.template uniform<M>();
     for (int tile = 0; tile <= walk.tiles; ++tile) {
       if (tile < walk.tiles) copy_keys(work, walk, tile);
-      if (tile + 1 == walk.tiles && ends) work_list_.reserve();
+      if (tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
       if (tile > 0) copy_values(work, walk, tile - 1);
     }
   }
 
-  RINGSPAN_DEVICE void copy_queries(const kernels::AttendTask& task, const RowsOfBlock& rows) {
+  RINGSPAN_DEVICE void copy_queries(const Work& work) {
     query_ring_.acquire(m_);
-    const auto queries = view_of<const Element>(task.q, rows.batch, rows.head);
+    const auto rows = view_of<const Element>(work.task->q, work.batch, work.head);
     copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.queries(),
-                                              {queries, rows.first, rows.count, arguments_.params.shape.head_dim});
+                                              {rows, work.first_row, work.rows, arguments_.params.shape.head_dim});
     query_ring_.publish(m_);
   }
   RINGSPAN_DEVICE void copy_keys(const Work& work, const Walk& walk, int tile) {

@@ -28,10 +28,7 @@ class GradientWarpgroupProducer {
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    const auto rows = [&](const kernels::AttendTask& task, const RowsOfBlock& rows_of_block) {
-      copy_rows(task, rows_of_block);
-    };
-    while (const Work* work = work_list_.next(rows)) copy(*work);
+    while (const Work* work = work_list_.next()) copy(*work);
     work_list_.finish();
     row_ring_.finish(m_);
     column_ring_.finish(m_);
@@ -40,10 +37,10 @@ class GradientWarpgroupProducer {
  private:
   RINGSPAN_DEVICE void copy(const Work& work) {
     const int flags = M::uniform(work.flags);
+    if ((flags & Work::kBeginsRows) != 0) copy_rows(work);
     const int end = M::uniform(work.heads_end);
     for (int t = M::uniform(work.heads_begin); t < end; ++t) {
       const Walk walk = walk_over<kGradient>(work.walk.template uniform<M>(), t);
-      if constexpr (!kOwnsQueries) load_statistics(work, walk, 0);
       for (int tile = 0; tile < walk.tiles; ++tile) {
         if (t + 1 == end && tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
         copy_columns(work, walk, tile, (flags & Work::kWithout) != 0);
@@ -51,16 +48,17 @@ class GradientWarpgroupProducer {
     }
   }
 
-  RINGSPAN_DEVICE void copy_rows(const kernels::AttendTask& task, const RowsOfBlock& of) {
+  RINGSPAN_DEVICE void copy_rows(const Work& work) {
     const kernels::AttendShape& shape = arguments_.params.shape;
-    const int head = kOwnsQueries ? of.head : static_cast<int>(kernels::kv_index(task, of.head));
+    const kernels::AttendTask& task = *work.task;
+    const int head = kOwnsQueries ? work.head : static_cast<int>(kernels::kv_index(task, work.head));
     const auto x1 =
-        kOwnsQueries ? view_of<const Element>(task.q, of.batch, head) : view_of<const Element>(task.k, of.batch, head);
+        kOwnsQueries ? view_of<const Element>(task.q, work.batch, head) : view_of<const Element>(task.k, work.batch, head);
     const auto x2 =
-        kOwnsQueries ? view_of<const Element>(task.d_out, of.batch, head) : view_of<const Element>(task.v, of.batch, head);
+        kOwnsQueries ? view_of<const Element>(task.d_out, work.batch, head) : view_of<const Element>(task.v, work.batch, head);
     row_ring_.acquire(m_);
-    copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x1(), {x1, of.first, of.count, shape.head_dim});
-    copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x2(), {x2, of.first, of.count, shape.head_dim_v});
+    copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x1(), {x1, work.first_row, work.rows, shape.head_dim});
+    copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x2(), {x2, work.first_row, work.rows, shape.head_dim_v});
     row_ring_.publish(m_);
   }
 
@@ -70,10 +68,7 @@ class GradientWarpgroupProducer {
     const int buffer = column_ring_.buffer();
     column_ring_.acquire(m_);
     bool checked = row_without || !walk.is_full(tile) || (P::kOptions && !kOwnsQueries && shape.dropout);
-    if constexpr (!kOwnsQueries) {
-      checked = put_statistics(buffer) || checked;
-      if (tile + 1 < walk.tiles) load_statistics(work, walk, tile + 1);
-    }
+    if constexpr (!kOwnsQueries) checked = copy_statistics(work, walk, tile, buffer) || checked;
     const std::uint32_t barrier = checked ? landing_.barrier() : column_ring_.full();
     copy(tiles_.y1(buffer), work, walk, tile, work.first, barrier, [&] { return y1_rows<kGradient>(work, walk, tile, shape); });
     copy(tiles_.y2(buffer), work, walk, tile, work.second, barrier,
@@ -98,24 +93,19 @@ class GradientWarpgroupProducer {
                                                work.batch, barrier, rows_of);
   }
 
-  // lse and delta of a tile's queries, which are on their way while the tile before is copied: a thread has one of them. Rows
-  // beyond the last one have lse = -inf, and the tile is not full anyway.
-  RINGSPAN_DEVICE void load_statistics(const Work& work, const Walk& walk, int tile) {
+  // Returns whether there is a row with lse = -inf; rows beyond the last one have that too, and the tile is not full anyway.
+  RINGSPAN_DEVICE bool copy_statistics(const Work& work, const Walk& walk, int tile, int buffer) {
     const auto lse = view_of<const float>(work.task->lse, work.batch, walk.head);
     const auto delta = view_of<const float>(work.task->delta, work.batch, walk.head);
-    static_assert(M::kThreads == 2 * P::kCols);
     m_.each([&](int thread) {
-      const bool is_lse = thread < P::kCols;
-      const int column = thread % P::kCols;
-      const RowsView<const float>& rows = is_lse ? lse : delta;
-      statistic_[thread][0] = column < walk.valid(tile) ? *rows.row(walk.first(tile) + column) : is_lse ? kMinusInfinity : 0.0F;
-    });
-  }
-  // Returns whether there is a row with lse = -inf.
-  RINGSPAN_DEVICE bool put_statistics(int buffer) {
-    m_.each([&](int thread) {
-      tiles_.lse(buffer)[thread] = statistic_[thread][0];  // delta behind lse
-      non_finite_[thread][0] = thread < P::kCols && statistic_[thread][0] == kMinusInfinity ? 1 : 0;
+      non_finite_[thread][0] = 0;
+      if (thread >= P::kCols) return;
+      const bool valid = thread < walk.valid(tile);
+      const int row = walk.first(tile) + thread;
+      const float of_row = valid ? *lse.row(row) : kMinusInfinity;
+      tiles_.lse(buffer)[thread] = of_row;
+      tiles_.delta(buffer)[thread] = valid ? *delta.row(row) : 0.0F;
+      non_finite_[thread][0] = of_row == kMinusInfinity ? 1 : 0;
     });
     return m_.sync_any(non_finite_);
   }
@@ -128,7 +118,6 @@ class GradientWarpgroupProducer {
   Landing landing_;
   WorkList<P, M, kOwnsQueries ? Owner::query_gradients : Owner::key_gradients> work_list_;
   typename M::template Registers<int, 1> non_finite_;
-  typename M::template Registers<float, 1> statistic_;
 };
 
 }  // namespace ringspan::cuda

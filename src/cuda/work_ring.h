@@ -82,15 +82,11 @@ class WorkList {
   }
 
   // Publishes the next task and returns it; null, which is told too, where there is none. The one returned before is then still
-  // there, those before it are not. copy_rows(task, rows) begins to copy the block's own rows, if it does not have them, as
-  // soon as they are known. Barriers.
-  template <typename CopyRows>
-  RINGSPAN_DEVICE const Work* next(CopyRows&& copy_rows) {
+  // there, those before it are not. Barriers.
+  RINGSPAN_DEVICE const Work* next() {
     ring_.acquire(m_);
     Work& work = slots_.work[ring_.buffer()];
-    const Work& before = slots_.work[ring_.buffer(1)];  // of the same block, but where this is its first task
-    RowsOfBlock of{before.batch, before.head, before.first_row, before.rows};
-    if (index_ == 0 && !enter(of)) {
+    if (index_ == 0 && !enter()) {
       m_.each([&](int thread) {
         if (thread == 0) work.flags = Work::kOver;
       });
@@ -100,36 +96,35 @@ class WorkList {
     const Group& group = arguments_.groups[group_];
     const Task* const first_task = arguments_.tasks + group.first_task;
     const Task& task = first_task[index_];
-    const kernels::IndexRange heads = heads_of(task, of.head);
+    const kernels::IndexRange heads = heads_of(task);
     const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
-    const int flags = flags_of(first_task, group.task_count, !heads.empty());
-    if ((flags & Work::kBeginsRows) != 0) copy_rows(task, of);
     m_.each([&](int thread) {
       kernels::IndexRange range{};
-      if (thread < of.count && !heads.empty()) range = columns_of_row(task, of.first + thread);
+      if (thread < rows_ && !heads.empty()) range = columns_of_row(task, first_row_ + thread);
       work.begin[thread] = static_cast<int>(range.begin < count ? range.begin : count);
       work.end[thread] = static_cast<int>(range.end < count ? range.end : count);
-      const bool without = !has_statistics(work, task, of, thread);
+      const bool without = !has_statistics(work, task, thread);
       without_[thread][0] = without ? 1 : 0;
-      work.seen[thread] = (index_ != 0 && before.seen[thread]) || (!range.empty() && !without);
+      seen_[thread][0] = (index_ != 0 && seen_[thread][0]) || (!range.empty() && !without);
+      work.seen[thread] = seen_[thread][0];
     });
     const bool without = m_.sync_any(without_);
     m_.each([&](int thread) {  // threads of different warps
       if (thread == 0) {
         work.task = &task;
         work.first_task = first_task;
-        work.flags = (without ? Work::kWithout : 0) | flags;
-        work.batch = of.batch;
-        work.head = of.head;
-        work.first_row = of.first;
-        work.rows = of.count;
+        work.flags = (without ? Work::kWithout : 0) | flags_of(first_task, group.task_count, !heads.empty());
+        work.batch = batch_;
+        work.head = head_;
+        work.first_row = first_row_;
+        work.rows = rows_;
         work.heads_begin = static_cast<int>(heads.begin);
         work.heads_end = static_cast<int>(heads.end);
-        work.walk = walk_of(work, task, of, count, heads);
+        work.walk = walk_of(work, task, count, heads);
       } else if (thread == 32) {
-        work.first = first_place(task, of, count, heads);
+        work.first = first_place(task, count, heads);
       } else if (thread == 64) {
-        work.second = second_place(task, of, count, heads);
+        work.second = second_place(task, count, heads);
       }
     });
     m_.sync();
@@ -141,7 +136,7 @@ class WorkList {
 
  private:
   // A block, and which rows it owns; false: there is none.
-  RINGSPAN_DEVICE bool enter(RowsOfBlock& of) {
+  RINGSPAN_DEVICE bool enter() {
     if (has_begun_) {
       if (arguments_.blocks <= residents_) return false;
       if (!has_reserved_) reserve();
@@ -158,43 +153,41 @@ class WorkList {
     group_ = static_cast<int>(place.group);
     const Group& group = arguments_.groups[group_];
     const Task& task = arguments_.tasks[group.first_task];
-    of.batch = static_cast<int>(place.batch);
+    batch_ = static_cast<int>(place.batch);
     // The most work first: under a causal mask the last queries, and the first keys.
-    of.first = static_cast<int>(kOwnsQueries ? group.tiles - 1 - place.tile : place.tile) * P::kRows;
-    const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - of.first;
-    of.count = left < P::kRows ? static_cast<int>(left) : P::kRows;
-    of.head = static_cast<int>(kOwnsQueries ? place.head : kv_head_of(task.head_first) + place.head);
+    first_row_ = static_cast<int>(kOwnsQueries ? group.tiles - 1 - place.tile : place.tile) * P::kRows;
+    const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - first_row_;
+    rows_ = left < P::kRows ? static_cast<int>(left) : P::kRows;
+    head_ = static_cast<int>(kOwnsQueries ? place.head : kv_head_of(task.head_first) + place.head);
     return true;
   }
 
-  RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, const RowsOfBlock& of, std::int64_t count,
+  RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count,
                                       const kernels::IndexRange& heads) const {
     const auto range_of = [&](int row) { return kernels::IndexRange{work.begin[row], work.end[row]}; };
-    return TileWalk<P>::of(range_of(0), range_of(of.count - 1), count, kOwnsQueries ? kv_head(task, heads.begin) : heads.begin);
+    return TileWalk<P>::of(range_of(0), range_of(rows_ - 1), count, kOwnsQueries ? kv_head(task, heads.begin) : heads.begin);
   }
-  RINGSPAN_DEVICE TilePlace first_place(const Task& task, const RowsOfBlock& of, std::int64_t count,
-                                        const kernels::IndexRange& heads) const {
+  RINGSPAN_DEVICE TilePlace first_place(const Task& task, std::int64_t count, const kernels::IndexRange& heads) const {
     const int width = arguments_.params.shape.head_dim;
-    if constexpr (kOwnsQueries) return place_of(task.k, width, task, of, count, heads);
-    return place_of(task.q, width, task, of, count, heads);
+    if constexpr (kOwnsQueries) return place_of(task.k, width, task, count, heads);
+    return place_of(task.q, width, task, count, heads);
   }
-  RINGSPAN_DEVICE TilePlace second_place(const Task& task, const RowsOfBlock& of, std::int64_t count,
-                                         const kernels::IndexRange& heads) const {
+  RINGSPAN_DEVICE TilePlace second_place(const Task& task, std::int64_t count, const kernels::IndexRange& heads) const {
     const int width = arguments_.params.shape.head_dim_v;
-    if constexpr (kOwnsQueries) return place_of(task.v, width, task, of, count, heads);
-    return place_of(task.d_out, width, task, of, count, heads);
+    if constexpr (kOwnsQueries) return place_of(task.v, width, task, count, heads);
+    return place_of(task.d_out, width, task, count, heads);
   }
   template <typename Operand>
-  RINGSPAN_DEVICE TilePlace place_of(const Operand& operand, int width, const Task& task, const RowsOfBlock& of,
-                                     std::int64_t count, const kernels::IndexRange& heads) const {
+  RINGSPAN_DEVICE TilePlace place_of(const Operand& operand, int width, const Task& task, std::int64_t count,
+                                     const kernels::IndexRange& heads) const {
     const std::int64_t end = kOwnsQueries ? kv_head(task, heads.begin) + 1 : heads.end;
-    return find_place(arguments_.maps, operand, width, count, static_cast<int>(end), of.batch + 1);
+    return find_place(arguments_.maps, operand, width, count, static_cast<int>(end), batch_ + 1);
   }
 
-  RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task, int head) const {
-    if constexpr (kOwnsQueries) return {head, head + 1};
+  RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task) const {
+    if constexpr (kOwnsQueries) return {head_, head_ + 1};
     const int group = arguments_.params.shape.group;
-    const std::int64_t first = std::int64_t{head} * group;
+    const std::int64_t first = std::int64_t{head_} * group;
     return kernels::indices_between(task.head_first, task.head_step, task.head_count, first, first + group - 1);
   }
   RINGSPAN_DEVICE int kv_head_of(std::int64_t head) const {  // divisions of 64 bits take long
@@ -210,16 +203,16 @@ class WorkList {
     return kernels::queries_of_key(task, row);
   }
   // lse and delta of a thread's row, where queries are owned in backward; false: it is a row whose lse is -inf.
-  RINGSPAN_DEVICE bool has_statistics(Work& work, const Task& task, const RowsOfBlock& of, int thread) const {
+  RINGSPAN_DEVICE bool has_statistics(Work& work, const Task& task, int thread) const {
     if constexpr (kOwner != Owner::query_gradients) return true;
-    if (thread >= of.count) {
+    if (thread >= rows_) {
       work.lse[thread] = kMinusInfinity;
       work.delta[thread] = 0.0F;
       return true;
     }
-    const float lse = *view_of<const float>(task.lse, of.batch, of.head).row(of.first + thread);
+    const float lse = *view_of<const float>(task.lse, batch_, head_).row(first_row_ + thread);
     work.lse[thread] = lse;
-    work.delta[thread] = *view_of<const float>(task.delta, of.batch, of.head).row(of.first + thread);
+    work.delta[thread] = *view_of<const float>(task.delta, batch_, head_).row(first_row_ + thread);
     return lse != kMinusInfinity;
   }
   RINGSPAN_DEVICE int flags_of(const Task* first_task, int task_count, bool has_heads) const {
@@ -242,6 +235,8 @@ class WorkList {
   bool has_begun_ = false, has_reserved_ = false;
   int group_ = 0;
   int index_ = 0;  // of the task in the group
+  int batch_ = 0, head_ = 0, first_row_ = 0, rows_ = 0;
+  typename M::template Registers<bool, 1> seen_;
   typename M::template Registers<int, 1> without_, reserved_;
 };
 
