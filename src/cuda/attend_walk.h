@@ -23,12 +23,9 @@ struct AttendWork {
             first_row,
             rows < P::kBlockRows ? static_cast<int>(rows) : P::kBlockRows};
   }
-  // Whether a task has other queries than the one before it, or after it.
+  // Whether a task has other queries than the one before it.
   RINGSPAN_DEVICE bool begins_queries(const kernels::AttendTask* task) const {
     return task == first_task || task->q.data != task[-1].q.data;
-  }
-  RINGSPAN_DEVICE bool ends_queries(const kernels::AttendTask* task) const {
-    return task + 1 == end_task || task->q.data != task[1].q.data;
   }
 
   const kernels::AttendTask *first_task, *end_task;

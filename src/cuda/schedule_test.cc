@@ -169,6 +169,32 @@ TEST(Schedule, BlocksOfHeavyTilesComeFirst) {
   }
 }
 
+// Wherever the search begins, at the group or before it.
+TEST(Schedule, BlocksAreFoundFromAnyEarlierGroup) {
+  for (const std::int64_t count : {1, 2, 3, 7, 40}) {
+    std::vector<Group> groups(static_cast<std::size_t>(count));
+    std::int64_t blocks = 0;
+    for (std::int64_t index = 0; index < count; ++index) {
+      Group& group = groups[static_cast<std::size_t>(index)];
+      group.first_block = blocks;
+      group.tiles = static_cast<std::int32_t>(1 + index * 5 % 4);
+      group.heads = group.columns = 2;
+      blocks += group.tiles * group.columns;
+    }
+    AttendArguments arguments;
+    arguments.groups = groups.data(), arguments.group_count = count;
+    std::int64_t expected = 0;
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      if (expected + 1 < count && groups[static_cast<std::size_t>(expected + 1)].first_block == block) ++expected;
+      for (std::int64_t from = 0; from <= expected; ++from) {
+        const BlockWork work = find_work(arguments, block, from);
+        ASSERT_EQ(work.group, expected) << count << " groups, block " << block << " from " << from;
+        ASSERT_LT(work.tile, groups[static_cast<std::size_t>(expected)].tiles);
+      }
+    }
+  }
+}
+
 TEST(Schedule, AccessesThatOverlapAreOrdered) {
   // 0 writes [0, 10), 1 reads [5, 6), 2 reads [5, 6), 3 writes [5, 20), 4 writes [30, 40)
   const std::vector<std::int64_t> waves =
