@@ -248,7 +248,7 @@ int main(int argc, char** argv) {
     std::string what;
     for (const char c : std::string_view(error.what())) {
       if (c == '"' || c == '\\') what += '\\';
-      what += c;
+      what += c == '\n' ? ' ' : c;  // of the place in a pattern
     }
     fmt::print("{{\"error\": \"{}\", \"tokens\": \"{}\", \"pattern\": \"{}\"}}\n", what, argc > 7 ? argv[7] : "",
                argc > 8 ? argv[8] : "");
