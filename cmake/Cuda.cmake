@@ -7,6 +7,7 @@
 set(RINGSPAN_CUDA AUTO CACHE STRING "Build the CUDA kernels: AUTO (where nvcc is found), ON or OFF")
 set_property(CACHE RINGSPAN_CUDA PROPERTY STRINGS AUTO ON OFF)
 set(RINGSPAN_CUDA_ARCHITECTURES 90a-real CACHE STRING "all, native, or a list as CMAKE_CUDA_ARCHITECTURES")
+option(RINGSPAN_CUDA_PHASES "Let wgmma kernels tell what their blocks spend cycles on (src/cuda/phases.h)" OFF)
 option(RINGSPAN_CUDA_RACECHECK "Let every thread of a warp arrive at barriers, for compute-sanitizer --tool racecheck" OFF)
 set(RINGSPAN_HAS_CUDA FALSE)
 
@@ -53,7 +54,8 @@ function(ringspan_cuda_layer name result)
   add_library(ringspan_${name} OBJECT ${sources})
   target_include_directories(ringspan_${name} PRIVATE ${PROJECT_SOURCE_DIR}/include ${PROJECT_SOURCE_DIR}/src)
   target_compile_options(ringspan_${name} PRIVATE --expt-relaxed-constexpr)
-  target_compile_definitions(ringspan_${name} PRIVATE $<$<BOOL:${RINGSPAN_CUDA_RACECHECK}>:RINGSPAN_CUDA_RACECHECK>)
+  target_compile_definitions(ringspan_${name} PRIVATE $<$<BOOL:${RINGSPAN_CUDA_RACECHECK}>:RINGSPAN_CUDA_RACECHECK>
+                                                      $<$<BOOL:${RINGSPAN_CUDA_PHASES}>:RINGSPAN_CUDA_PHASES>)
   set_property(GLOBAL APPEND PROPERTY RINGSPAN_LIBRARY_LAYERS ringspan_${name})
   # Its symbols stay inside: a process may have another CUDA runtime, that of torch.
   set_target_properties(ringspan_${name} PROPERTIES RINGSPAN_OBJECTS $<TARGET_OBJECTS:ringspan_${name}>

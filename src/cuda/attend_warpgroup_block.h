@@ -46,6 +46,7 @@ class AttendWarpgroupBlock {
   RINGSPAN_DEVICE void run() {
     m_.begin_turns();
     for (bool over = false; !over;) {
+      m_.note(Phase::wait_for_work);
       work_ring_.wait(m_);
       over = !take_in_work();
       work_ring_.release(m_);
@@ -60,18 +61,24 @@ class AttendWarpgroupBlock {
   RINGSPAN_DEVICE bool take_in_work() {
     const int flags = M::uniform(work().flags);
     if ((flags & Work::kOver) != 0) return false;
+    m_.note(Phase::load);
     if ((flags & Work::kBegins) != 0) load();
+    m_.note(Phase::wait_for_rows);
     if ((flags & Work::kBeginsRows) != 0) query_ring_.wait(m_);
     take_in(work().walk.template uniform<M>());
     if ((flags & Work::kEndsRows) != 0) query_ring_.release(m_);
+    m_.note(Phase::store);
     if ((flags & Work::kEnds) != 0) store();
     return true;
   }
 
   RINGSPAN_DEVICE void take_in(const Walk& walk) {
     if (walk.tiles == 0) return;
+    m_.note(Phase::first_tile);
     take_in_first_tile(walk);
+    m_.note(Phase::other_tiles);
     for (int tile = 1; tile < walk.tiles; ++tile) take_in_tile(walk, tile);
+    m_.note(Phase::last_sums);
     add_last_values(walk);
   }
 

@@ -4,6 +4,9 @@
 
 #include "cuda/block_parts.h"
 #include "cuda/device_machine.h"
+#ifdef RINGSPAN_CUDA_PHASES
+#include "cuda/device_phases.h"
+#endif
 #include "cuda/device_tensor_maps.h"
 #include "cuda/warpgroup.h"
 
@@ -129,6 +132,12 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
         : "memory");
   }
 
+#ifdef RINGSPAN_CUDA_PHASES
+  __device__ __forceinline__ void note(Phase phase) { phases_.note(phase, threadIdx.x == kFirstThread); }
+#else
+  static __device__ __forceinline__ void note(Phase) {}
+#endif
+
   // The turn is that of the first warpgroup, until it is passed.
   __device__ __forceinline__ void begin_turns() {
     if (warpgroup_ == 1) arrive_turn(0);
@@ -210,6 +219,9 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   }
 
  private:
+#ifdef RINGSPAN_CUDA_PHASES
+  PhaseClock phases_;
+#endif
   const TensorMaps* const tensor_maps_;
   const int warpgroup_;  // of the role
   static constexpr int kBarrier = kFirstThread == 0 ? 1 : 2;

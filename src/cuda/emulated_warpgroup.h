@@ -138,6 +138,7 @@ class EmulatedHopperMachine {
     block_.count_bytes_when_copied(role_, barrier, kRows * kPanelRowBytes);
   }
   void wait(std::uint32_t barrier, int parity) { block_.wait(role_, barrier, parity); }
+  static void note(Phase) {}
   // Warpgroups of a role run in lockstep.
   void begin_turns() {}
   void take_turn() {}

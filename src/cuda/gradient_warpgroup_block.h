@@ -47,6 +47,7 @@ class GradientWarpgroupBlock {
   RINGSPAN_DEVICE void run() {
     m_.begin_turns();
     for (bool over = false; !over;) {
+      m_.note(Phase::wait_for_work);
       work_ring_.wait(m_);
       over = !take_in_work();
       work_ring_.release(m_);
@@ -80,9 +81,11 @@ class GradientWarpgroupBlock {
   RINGSPAN_DEVICE bool take_in_work() {
     const int flags = M::uniform(work().flags);
     if ((flags & Work::kOver) != 0) return false;
+    m_.note(Phase::load);
     if ((flags & Work::kBegins) != 0) clear();
     if ((flags & Work::kBeginsRows) != 0) {
       if constexpr (kOwnsQueries) load_row_statistics();
+      m_.note(Phase::wait_for_rows);
       row_ring_.wait(m_);
       begins_rows_ = true;
       for (int t = M::uniform(work().heads_begin); t < M::uniform(work().heads_end); ++t) {
@@ -91,6 +94,7 @@ class GradientWarpgroupBlock {
       }
       row_ring_.release(m_);
     }
+    m_.note(Phase::store);
     if ((flags & Work::kEnds) != 0) put();
     return true;
   }
@@ -109,14 +113,18 @@ class GradientWarpgroupBlock {
   }
 
   RINGSPAN_DEVICE void take_in_head(const Walk& walk) {
+    m_.note(Phase::first_tile);
     if constexpr (kOverlaps) {
       int flags = take_in_scores(walk, 0);
+      m_.note(Phase::other_tiles);
       for (int tile = 1; tile < walk.tiles; ++tile) flags = take_in_tile(walk, tile, flags);
+      m_.note(Phase::last_sums);
       add_sums(walk, walk.tiles - 1, flags);
     } else {
       for (int tile = 0; tile < walk.tiles; ++tile) {
         const int flags = take_in_scores(walk, tile);
         add_sums(walk, tile, flags);
+        if (tile == 0) m_.note(Phase::other_tiles);
       }
     }
   }

@@ -32,6 +32,7 @@
 //                                                           of a tile map on, swizzled, zeros beyond its ends; its bytes count
 //                                                           at b when they are there. Through the async proxy: needs no fence
 //   wait(b, parity)                                         until the phase with this parity, the first has 0, is over
+//   note(phase)                                             the role's first warpgroup begins a phase (phases.h): for profiles
 //   begin_turns(); take_turn(), pass_turn(); end_turns()    of the two warpgroups of a role, one at a time runs from
 //   take_turn()
 //                                                           to pass_turn(), equally often; for speed, not for order
@@ -49,6 +50,7 @@
 #include <cstdint>
 
 #include "cuda/machine.h"
+#include "cuda/phases.h"
 
 namespace ringspan::cuda {
 

@@ -84,7 +84,9 @@ class WorkList {
   // Publishes the next task and returns it; null, which is told too, where there is none. The one returned before is then still
   // there, those before it are not. Barriers.
   RINGSPAN_DEVICE const Work* next() {
+    m_.note(Phase::wait_for_slot);
     ring_.acquire(m_);
+    m_.note(Phase::enter);
     Work& work = slots_.work[ring_.buffer()];
     if (index_ == 0 && !enter()) {
       m_.each([&](int thread) {
@@ -93,6 +95,7 @@ class WorkList {
       ring_.publish(m_);
       return nullptr;
     }
+    m_.note(Phase::look_at_rows);
     const Group& group = arguments_.groups[group_];
     const Task* const first_task = arguments_.tasks + group.first_task;
     const Task& task = first_task[index_];
@@ -109,6 +112,7 @@ class WorkList {
       work.seen[thread] = seen_[thread][0];
     });
     const bool without = m_.sync_any(without_);
+    m_.note(Phase::tell);
     m_.each([&](int thread) {  // threads of different warps
       if (thread == 0) {
         work.task = &task;
@@ -130,6 +134,7 @@ class WorkList {
     m_.sync();
     ring_.publish(m_);
     index_ = index_ + 1 == group.task_count ? 0 : index_ + 1;
+    m_.note(Phase::copy);
     return &work;
   }
   RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
