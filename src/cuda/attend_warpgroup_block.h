@@ -28,7 +28,6 @@ class AttendWarpgroupBlock {
   template <typename T, int kCount>
   using Registers = typename M::template Registers<T, kCount>;
   using Element = typename P::Element;
-  using Task = kernels::AttendTask;
   using Work = TaskWork<P>;
   using Walk = TileWalk<P>;
 

@@ -55,10 +55,8 @@ class AttendWarpgroupProducer {
   }
   RINGSPAN_DEVICE void copy_keys(const Work& work, const Walk& walk, int tile) {
     key_ring_.acquire(m_);
-    copy(tiles_.keys(key_ring_.buffer()), work, walk, tile, work.first, key_ring_.full(), [&] {
-      return TileRows<Element>{view_of<const Element>(work.task->k, work.batch, walk.head), walk.first(tile), walk.valid(tile),
-                               arguments_.params.shape.head_dim};
-    });
+    copy(tiles_.keys(key_ring_.buffer()), work, walk, tile, work.first, key_ring_.full(),
+         [&] { return work.tile_rows(work.task->k, walk, tile, arguments_.params.shape.head_dim); });
     key_ring_.publish(m_);
   }
   RINGSPAN_DEVICE void copy_values(const Work& work, const Walk& walk, int tile) {
@@ -66,10 +64,8 @@ class AttendWarpgroupProducer {
     const int buffer = value_ring_.buffer();
     unsigned char* const to = tiles_.values(buffer);
     const bool looks = looks_at_tile<P>(walk, tile, arguments_.params.shape);
-    copy(to, work, walk, tile, work.second, looks ? landing_.barrier() : value_ring_.full(), [&] {
-      return TileRows<Element>{view_of<const Element>(work.task->v, work.batch, walk.head), walk.first(tile), walk.valid(tile),
-                               arguments_.params.shape.head_dim_v};
-    });
+    copy(to, work, walk, tile, work.second, looks ? landing_.barrier() : value_ring_.full(),
+         [&] { return work.tile_rows(work.task->v, walk, tile, arguments_.params.shape.head_dim_v); });
     if (looks) {
       landing_.wait(m_);
       const bool any = holds_non_finite<P>(m_, to, flags_);

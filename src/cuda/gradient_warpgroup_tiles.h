@@ -59,20 +59,14 @@ struct GradientTiles {
 template <Gradient kGradient, typename P>
 RINGSPAN_DEVICE TileRows<typename P::Element> y1_rows(const TaskWork<P>& work, const TileWalk<P>& walk, int tile,
                                                       const kernels::AttendShape& shape) {
-  using Element = const typename P::Element;
-  const kernels::AttendTask& task = *work.task;
-  const RowsView<Element> rows = kGradient == Gradient::dq ? view_of<Element>(task.k, work.batch, walk.head)
-                                                           : view_of<Element>(task.q, work.batch, walk.head);
-  return {rows, walk.first(tile), walk.valid(tile), shape.head_dim};
+  if constexpr (kGradient == Gradient::dq) return work.tile_rows(work.task->k, walk, tile, shape.head_dim);
+  return work.tile_rows(work.task->q, walk, tile, shape.head_dim);
 }
 template <Gradient kGradient, typename P>
 RINGSPAN_DEVICE TileRows<typename P::Element> y2_rows(const TaskWork<P>& work, const TileWalk<P>& walk, int tile,
                                                       const kernels::AttendShape& shape) {
-  using Element = const typename P::Element;
-  const kernels::AttendTask& task = *work.task;
-  const RowsView<Element> rows = kGradient == Gradient::dq ? view_of<Element>(task.v, work.batch, walk.head)
-                                                           : view_of<Element>(task.d_out, work.batch, walk.head);
-  return {rows, walk.first(tile), walk.valid(tile), shape.head_dim_v};
+  if constexpr (kGradient == Gradient::dq) return work.tile_rows(work.task->v, walk, tile, shape.head_dim_v);
+  return work.tile_rows(work.task->d_out, walk, tile, shape.head_dim_v);
 }
 // The walk over query head t, of the task's first one.
 template <Gradient kGradient, typename P>

@@ -28,7 +28,7 @@ RINGSPAN_DEVICE void find_non_finite(M& m, unsigned char* tile, typename M::temp
     const int thread = M::hidden(number);
     const unsigned char* at = tile + Layout::offset(thread / kChunks, thread % kChunks);
     std::uint32_t found = 0;
-    RINGSPAN_UNROLL_4  // what seldom runs is fetched first, which takes longer than to run it
+    RINGSPAN_UNROLL_4  // several reads under way, in few instructions: they are fetched anew for every look
         for (int pass = 0; pass < P::kCols / kPassRows; ++pass, at += kPassRows * Layout::kRowBytes) {
       const Chunk chunk = m.load_shared(number, at);
       RINGSPAN_UNROLL

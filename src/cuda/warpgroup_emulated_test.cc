@@ -2,6 +2,8 @@
 // late. That their results are right is tested with everything else (attend_test.cc, attend_gradient_test.cc).
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "cuda/emulation.h"
 #include "cuda/make_tile_maps.h"
 #include "kernels/attend_harness.h"
@@ -91,6 +93,58 @@ TEST_P(WarpgroupBackwardTest, MappedTilesGiveTheSameBits) {
   expect_same(threads.dq, hardware.dq, "dq");
   expect_same(threads.dk, hardware.dk, "dk");
   expect_same(threads.dv, hardware.dv, "dv");
+}
+
+// Documents that end within a tile, whose rest the hardware fills with rows of the next one: NaN there.
+Spec documents_of(const kernels::AttendKernel& kernel) {
+  Spec s = spec_of(kernel);
+  s.gap = 16;
+  return s;
+}
+std::vector<Part> documents(const World& world) {
+  Part first = world.whole(), second = world.whole();
+  first.q_count = 40, first.k_count = 150;
+  second.q_row = 40, second.q_count = 40, second.k_row = 150, second.k_count = 150;
+  return {first, second};
+}
+void expect_same_before(const Tensor& a, const Tensor& b, std::int64_t end, const char* name) {
+  bool has_nan = false;
+  a.for_each([&](auto batch, auto row, auto head, auto e) {
+    const double x = a.get(batch, row, head, e), y = b.get(batch, row, head, e);
+    if (row < end) {
+      ASSERT_EQ(x, y) << name << " row " << row << " head " << head;
+    } else {
+      has_nan = has_nan || y != y;
+    }
+  });
+  EXPECT_TRUE(has_nan) << name << " of who sees it";
+}
+
+TEST_P(WarpgroupForwardTest, WhatFollowsADocumentHasNoInfluence) {
+  World clean(documents_of(GetParam())), other(documents_of(GetParam()));
+  ASSERT_TRUE(tile_maps_of(clean.params(1).shape, clean.tasks(documents(clean)), Owner::state).complete);
+  other.v.set(0, 150, 0, 3, std::nan(""));
+  other.v.set(1, 151, 1, 0, std::nan(""));
+  for (World* world : {&clean, &other}) run_kernel(GetParam(), *world, documents(*world));
+  expect_same_before(clean.acc, other.acc, 40, "acc");
+}
+
+TEST_P(WarpgroupBackwardTest, WhatFollowsADocumentHasNoInfluence) {
+  World clean(documents_of(GetParam())), other(documents_of(GetParam()));
+  const auto rows = exact_attention(clean, documents(clean));
+  for (World* world : {&clean, &other}) set_final_rows(*world, rows);
+  for (std::int64_t batch = 0; batch < 2; ++batch) {
+    other.k.set(batch, 150, 0, 3, std::nan(""));
+    other.q.set(batch, 40, 0, 1, std::nan(""));
+    other.d_out.set(batch, 41, 1, 2, std::nan(""));
+  }
+  for (const Owner owner : {Owner::query_gradients, Owner::key_gradients}) {
+    ASSERT_TRUE(tile_maps_of(clean.params(1).shape, clean.tasks(documents(clean)), owner).complete);
+  }
+  for (World* world : {&clean, &other}) run_kernel(GetParam(), *world, documents(*world));
+  expect_same_before(clean.dq, other.dq, 40, "dq");
+  expect_same_before(clean.dk, other.dk, 150, "dk");
+  expect_same_before(clean.dv, other.dv, 150, "dv");
 }
 
 // Maxima are of products, where the scale allows it; a state of before has them in natural units.

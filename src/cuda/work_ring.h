@@ -10,6 +10,7 @@
 #pragma once
 
 #include "cuda/block_parts.h"
+#include "cuda/copy_tile.h"
 #include "cuda/tile_ring.h"
 #include "cuda/tile_walk.h"
 
@@ -37,6 +38,13 @@ struct TaskWork {
   int begin[P::kRows], end[P::kRows];    // which rows of the other side each row sees
   bool seen[P::kRows];                   // whether a row has seen any, in the tasks so far
   float lse[P::kRows], delta[P::kRows];  // of queries that the block owns, in backward
+
+  // Rows of an operand on the other side, with `width` elements each.
+  template <typename Operand>
+  RINGSPAN_DEVICE TileRows<typename P::Element> tile_rows(const Operand& operand, const TileWalk<P>& over, int tile,
+                                                          int width) const {
+    return {view_of<const typename P::Element>(operand, batch, over.head), over.first(tile), over.valid(tile), width};
+  }
 
   RINGSPAN_DEVICE VisibleColumns visible(int thread, int first_column) const {
     VisibleColumns columns{};
