@@ -1,6 +1,11 @@
 #include "cuda/make_tile_maps.h"
 
 #include <algorithm>
+#include <cstddef>
+#include <optional>
+#include <tuple>
+#include <utility>
+#include <vector>
 
 #include "kernels/task_view.h"
 
@@ -20,41 +25,75 @@ bool can_be_mapped(const TileMap& map) {
          (map.heads == 1 || is_stride(map.head_stride)) && (map.batches == 1 || is_stride(map.batch_stride));
 }
 
-// Whether `map` takes in the rows of `other`, which lie some whole rows before or behind its own.
-bool extend(TileMap& map, const TileMap& other) {
-  if (map.row_stride != other.row_stride || map.head_stride != other.head_stride || map.batch_stride != other.batch_stride ||
-      map.width != other.width) {
-    return false;
-  }
-  const std::int64_t row_bytes = map.row_stride * kElementBytes;
-  const std::int64_t distance = static_cast<const char*>(other.begin) - static_cast<const char*>(map.begin);
-  if (distance % row_bytes != 0) return false;
-  const std::int64_t row = distance / row_bytes;
-  const std::int64_t first = std::min<std::int64_t>(row, 0);
-  const std::int64_t end = std::max(map.rows, row + other.rows);
-  if (end - first > kMostRows) return false;
-  const bool touches = row <= map.rows && row + other.rows >= 0;
-  map.dense = map.dense && touches && map.heads == other.heads && map.batches == other.batches;
-  if (row < 0) map.begin = other.begin;
-  map.rows = end - first;
+// Operands whose rows lie whole rows apart: of one tensor, say, or of two that happen to.
+auto lattice_of(const TileMap& map) {
+  const auto offset = reinterpret_cast<std::uintptr_t>(map.begin) % static_cast<std::uintptr_t>(map.row_stride * kElementBytes);
+  return std::tuple(map.row_stride, map.head_stride, map.batch_stride, map.width, offset);
+}
+std::int64_t rows_between(const TileMap& map, const TileMap& later) {
+  return (static_cast<const char*>(later.begin) - static_cast<const char*>(map.begin)) / (map.row_stride * kElementBytes);
+}
+
+// A map, and which operand it began with: the first ones are kept where there are too many.
+struct Entry {
+  TileMap map;
+  std::size_t place;
+};
+
+// Rows of nobody between the two, or, negative, rows of both; none where one map cannot have both.
+std::optional<std::int64_t> gap_between(const Entry& entry, const Entry& later) {
+  if (lattice_of(entry.map) != lattice_of(later.map)) return std::nullopt;
+  const std::int64_t row = rows_between(entry.map, later.map);
+  if (std::max(entry.map.rows, row + later.map.rows) > kMostRows) return std::nullopt;
+  return row - entry.map.rows;
+}
+void take_in(Entry& entry, const Entry& later) {
+  TileMap& map = entry.map;
+  const TileMap& other = later.map;
+  const std::int64_t row = rows_between(map, other);
+  map.dense = map.dense && other.dense && row <= map.rows && map.heads == other.heads && map.batches == other.batches;
+  map.rows = std::max(map.rows, row + other.rows);
   map.heads = std::max(map.heads, other.heads);
   map.batches = std::max(map.batches, other.batches);
-  return true;
+  entry.place = std::min(entry.place, later.place);
 }
 
-// Returns whether the operand's rows are in a map.
-bool is_taken_in(TileMaps& maps, const TileMap& map) {
-  if (!can_be_mapped(map)) return false;
-  for (int index = 0; index < maps.count; ++index) {
-    if (extend(maps.maps[index], map)) return true;
+// What touches becomes one.
+std::vector<Entry> runs_of(std::vector<Entry> entries) {
+  std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
+    return std::tuple(lattice_of(a.map), a.map.begin, a.place) < std::tuple(lattice_of(b.map), b.map.begin, b.place);
+  });
+  std::vector<Entry> runs;
+  for (const Entry& entry : entries) {
+    if (!runs.empty() && gap_between(runs.back(), entry).value_or(1) <= 0) {
+      take_in(runs.back(), entry);
+    } else {
+      runs.push_back(entry);
+    }
   }
-  if (maps.count == TileMaps::kMost) return false;
-  maps.maps[maps.count++] = map;
-  return true;
+  return runs;
 }
 
-void add(TileMaps& maps, const TileMap& map) {
-  if (map.rows > 0 && !is_taken_in(maps, map)) maps.complete = false;
+// As many as there may be, if that can be: runs with the smallest gaps between them become one.
+std::vector<Entry> at_most(std::size_t most, std::vector<Entry> runs) {
+  if (runs.size() <= most) return runs;
+  std::vector<std::pair<std::int64_t, std::size_t>> gaps;  // before which run
+  for (std::size_t index = 1; index < runs.size(); ++index) {
+    if (const auto gap = gap_between(runs[index - 1], runs[index])) gaps.emplace_back(*gap, index);
+  }
+  const std::size_t count = std::min(runs.size() - most, gaps.size());
+  std::nth_element(gaps.begin(), gaps.begin() + static_cast<std::ptrdiff_t>(count), gaps.end());
+  std::vector<bool> is_joined(runs.size());
+  for (std::size_t index = 0; index < count; ++index) is_joined[gaps[index].second] = true;
+  std::vector<Entry> result;
+  for (std::size_t index = 0; index < runs.size(); ++index) {
+    if (is_joined[index] && gap_between(result.back(), runs[index])) {
+      take_in(result.back(), runs[index]);
+    } else {
+      result.push_back(runs[index]);
+    }
+  }
+  return result;
 }
 
 template <typename Operand>
@@ -67,18 +106,32 @@ TileMap map_of(const kernels::AttendTask& task, const Operand& operand, std::int
 TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels::AttendTask> tasks, Owner owner) {
   TileMaps maps;
   maps.complete = true;
+  std::vector<Entry> entries;
+  const auto add = [&](const TileMap& map) {
+    if (map.rows <= 0) return;
+    if (can_be_mapped(map)) {
+      entries.push_back({map, entries.size()});
+    } else {
+      maps.complete = false;
+    }
+  };
   for (const kernels::AttendTask& task : tasks) {
     if (owner == Owner::key_gradients) {
-      add(maps, map_of(task, task.q, task.q_count, task.head_count, shape.head_dim));
-      add(maps, map_of(task, task.d_out, task.q_count, task.head_count, shape.head_dim_v));
+      add(map_of(task, task.q, task.q_count, task.head_count, shape.head_dim));
+      add(map_of(task, task.d_out, task.q_count, task.head_count, shape.head_dim_v));
     } else {
       const std::int64_t last_head = task.head_first + (task.head_count - 1) * task.head_step;
       const std::int64_t heads = kernels::kv_index(task, last_head / shape.group) + 1;
-      add(maps, map_of(task, task.k, task.k_count, heads, shape.head_dim));
-      add(maps, map_of(task, task.v, task.k_count, heads, shape.head_dim_v));
+      add(map_of(task, task.k, task.k_count, heads, shape.head_dim));
+      add(map_of(task, task.v, task.k_count, heads, shape.head_dim_v));
     }
   }
-  for (int index = 0; index < maps.count; ++index) maps.complete = maps.complete && maps.maps[index].dense;
+  std::vector<Entry> runs = at_most(TileMaps::kMost, runs_of(std::move(entries)));
+  std::sort(runs.begin(), runs.end(), [](const Entry& a, const Entry& b) { return a.place < b.place; });
+  for (const Entry& run : runs) {
+    maps.complete = maps.complete && run.map.dense && maps.count < TileMaps::kMost;
+    if (maps.count < TileMaps::kMost) maps.maps[maps.count++] = run.map;
+  }
   return maps;
 }
 

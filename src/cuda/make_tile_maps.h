@@ -1,4 +1,4 @@
-// Which operands of a call get tile maps. Pure, on the host. Cost: O(tasks).
+// Which operands of a call get tile maps. Pure, on the host. Cost: O(tasks log tasks).
 #pragma once
 
 #include <span>
@@ -9,7 +9,8 @@
 namespace ringspan::cuda {
 
 // Maps of the operands whose tiles blocks of this owner walk over, whose rows the hardware can take (16-byte begins and
-// strides), in the order in which tasks have them, TileMaps::kMost at most.
+// strides), TileMaps::kMost at most. Operands that follow each other share one; where maps would be too many, those do with the
+// fewest rows between them, and then the ones that tasks have first are kept. So where tensors lie does not matter.
 TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels::AttendTask> tasks, Owner owner);
 
 }  // namespace ringspan::cuda

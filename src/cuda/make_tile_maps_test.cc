@@ -41,24 +41,69 @@ TilePlace place_of(const TileMaps& maps, const AttendTask& task, const kernels::
 }
 
 TEST(TileMaps, TasksOfOneTensorShareAMap) {
-  const std::vector<AttendTask> documents{task_at(300, 200), task_at(100, 50), task_at(900, 100)};
+  const std::vector<AttendTask> documents{task_at(300, 200), task_at(100, 50), task_at(900, 100), task_at(150, 150)};
   const TileMaps maps = tile_maps_of(shape_of(), documents, Owner::state);
-  ASSERT_EQ(maps.count, 2) << "k, and v, which does not begin whole rows behind it";
-  EXPECT_FALSE(maps.complete) << "what lies between them is nobody's";
+  ASSERT_EQ(maps.count, 4) << "k and v, each [100, 500) and [900, 1000)";
+  EXPECT_TRUE(maps.complete);
   EXPECT_EQ(maps.maps[0].begin, documents[1].k.data) << "the first one in memory";
-  EXPECT_EQ(maps.maps[0].rows, 900);
+  EXPECT_EQ(maps.maps[0].rows, 400);
   EXPECT_EQ(maps.maps[0].heads, kHeads);
   EXPECT_EQ(maps.maps[0].batches, 2);
   EXPECT_EQ(maps.maps[0].width, kDim);
   for (const AttendTask& task : documents) {
+    const bool is_apart = &task == &documents[2];
     const TilePlace k = place_of(maps, task, task.k);
     const TilePlace v = place_of(maps, task, task.v);
-    EXPECT_EQ(k.map, 0);
-    EXPECT_EQ(v.map, 1);
-    EXPECT_EQ(k.row, (static_cast<char*>(task.k.data) - static_cast<char*>(documents[1].k.data)) / (2 * kRow));
+    EXPECT_EQ(k.map, is_apart ? 2 : 0);
+    EXPECT_EQ(v.map, is_apart ? 3 : 1);
+    const void* const begin = documents[is_apart ? 2 : 1].k.data;
+    EXPECT_EQ(k.row, (static_cast<char*>(task.k.data) - static_cast<const char*>(begin)) / (2 * kRow));
     EXPECT_EQ(v.row, k.row);
     EXPECT_EQ(place_of(maps, task, task.k, kDim / 2).map, -1) << "another width";
     EXPECT_EQ(place_of(maps, task, task.d_out).map, -1) << "not of this pass";
+  }
+}
+
+// Where there are more runs of rows than maps, those with the smallest gaps share one, in which that gap is nobody's.
+TEST(TileMaps, TheNearestShareAMapWhereThereIsNoRoom) {
+  const std::vector<AttendTask> documents{task_at(900, 50), task_at(0, 100), task_at(110, 90), task_at(205, 95),
+                                          task_at(500, 300)};
+  const TileMaps maps = tile_maps_of(shape_of(), documents, Owner::state);
+  ASSERT_EQ(maps.count, TileMaps::kMost);
+  EXPECT_FALSE(maps.complete);
+  std::vector<bool> dense;
+  for (const AttendTask& task : documents) {
+    const TilePlace k = place_of(maps, task, task.k), v = place_of(maps, task, task.v);
+    ASSERT_GE(k.map, 0);
+    ASSERT_GE(v.map, 0);
+    EXPECT_EQ(v.dense, k.dense);
+    dense.push_back(k.dense);
+  }
+  EXPECT_EQ(dense, (std::vector<bool>{true, false, false, false, true}));
+}
+
+// Tensors that lie whole rows apart are not taken for one, wherever they were allocated, while there is room.
+TEST(TileMaps, TensorsApartHaveMapsOfTheirOwn) {
+  for (const std::int64_t apart : {64, 65, 1000, -64, -65, -1000}) {
+    AttendTask task = task_at(2000, 64);
+    task.v = task.k;
+    task.v.data = static_cast<char*>(task.k.data) + apart * kRow * 2;
+    const TileMaps maps = tile_maps_of(shape_of(), {&task, 1}, Owner::state);
+    EXPECT_TRUE(maps.complete) << apart;
+    EXPECT_EQ(maps.count, std::abs(apart) == 64 ? 1 : 2) << apart;
+    EXPECT_GE(place_of(maps, task, task.v).map, 0) << apart;
+  }
+}
+
+// Of many tasks whose rows are apart: no more than a sort.
+TEST(TileMaps, ManyTasks) {
+  std::vector<AttendTask> tasks;
+  for (std::int64_t index = 0; index < 100'000; ++index) tasks.push_back(task_at(index * 7919 % 100'000 * 3, 2));
+  const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::state);
+  EXPECT_FALSE(maps.complete);
+  for (std::size_t index = 0; index < tasks.size(); index += 997) {
+    EXPECT_GE(place_of(maps, tasks[index], tasks[index].k).map, 0);
+    EXPECT_GE(place_of(maps, tasks[index], tasks[index].v).map, 0);
   }
 }
 
@@ -66,15 +111,16 @@ TEST(TileMaps, TasksOfOneTensorShareAMap) {
 TEST(TileMaps, AreDenseWithoutGaps) {
   const auto are_dense = [](std::vector<AttendTask> tasks) {
     const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::state);
-    EXPECT_EQ(maps.count, 2);
-    EXPECT_EQ(maps.complete, maps.maps[0].dense && maps.maps[1].dense);
+    bool dense = true;
+    for (int index = 0; index < maps.count; ++index) dense = dense && maps.maps[index].dense;
+    EXPECT_EQ(maps.complete, dense);
     return maps.complete;
   };
   EXPECT_TRUE(are_dense({task_at(100, 200)}));
   EXPECT_TRUE(are_dense({task_at(100, 200), task_at(300, 50), task_at(350, 1), task_at(0, 100)}));
   EXPECT_TRUE(are_dense({task_at(100, 200), task_at(150, 20), task_at(200, 300)})) << "they may overlap";
-  EXPECT_FALSE(are_dense({task_at(100, 200), task_at(301, 50)}));
-  EXPECT_FALSE(are_dense({task_at(100, 200), task_at(0, 99)}));
+  EXPECT_TRUE(are_dense({task_at(100, 200), task_at(301, 50), task_at(0, 99)})) << "three maps of each";
+  EXPECT_FALSE(are_dense({task_at(100, 200), task_at(301, 50), task_at(0, 99), task_at(400, 1)}));
   AttendTask fewer = task_at(300, 50);
   fewer.head_count = 1;
   EXPECT_FALSE(are_dense({task_at(100, 200), fewer}));

@@ -2,8 +2,8 @@
 // where an operand's rows lie; a tensor map is made from it by the driver (device_tensor_maps.h), or it is followed by the
 // emulation. What has no map is copied by all threads (copy_tile), with the same bytes in shared memory.
 //
-// One map serves all tasks of a call whose operands differ in where they begin by whole rows: shards, documents and windows of
-// one tensor; views with another row stride (dilated ones) have one of their own, as long as there is room.
+// One map serves all tasks of a call whose operands' rows follow each other: shards, documents and windows of one tensor.
+// Others, and views with another row stride (dilated ones), have one of their own, as long as there is room (make_tile_maps.h).
 #pragma once
 
 #include <cstdint>
