@@ -106,6 +106,7 @@ class CudaRuntime final : public Runtime {
     check_kernels(properties);
     compute_capability_ = 10 * properties.major + properties.minor;
     shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
+    multiprocessors_ = properties.multiProcessorCount;
     has_warpgroups_ = RINGSPAN_CUDA_SM90A && properties.major == 9 && properties.minor == 0;
     if (owns_stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
     for (cudaEvent_t& event : events_)
@@ -130,7 +131,9 @@ class CudaRuntime final : public Runtime {
     for (cudaEvent_t event : {computed_, copied_}) {
       if (event != nullptr) ignore(cudaEventDestroy(event));
     }
-    if (copy_stream_ != nullptr) ignore(cudaStreamDestroy(copy_stream_));
+    for (cudaStream_t stream : {copy_stream_, at_once_}) {
+      if (stream != nullptr) ignore(cudaStreamDestroy(stream));
+    }
     if (owns_stream_) ignore(cudaStreamDestroy(stream_));
   }
 
@@ -154,6 +157,7 @@ class CudaRuntime final : public Runtime {
   int shared_bytes_per_block() const override { return shared_bytes_; }
   bool has_warpgroups() const override { return has_warpgroups_; }
   bool prefers_warpgroups() const override { return has_warpgroups_; }
+  std::int64_t residents() const override { return multiprocessors_; }
   bool holds(const void* data) const override {
     cudaPointerAttributes attributes{};
     if (cudaPointerGetAttributes(&attributes, data) != cudaSuccess) {
@@ -191,6 +195,16 @@ class CudaRuntime final : public Runtime {
     const CurrentDevice current(index_);
     check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_),
           fmt::format("cannot copy {} bytes on {}", bytes, name_));
+  }
+  void copy_at_once(void* to, const void* from, std::int64_t bytes) override {
+    const CurrentDevice current(index_);
+    const RelaxedCapture relaxed;
+    if (at_once_ == nullptr) {
+      check(cudaStreamCreateWithFlags(&at_once_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
+    }
+    const std::string what = fmt::format("cannot copy {} bytes on {}", bytes, name_);
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, at_once_), what);
+    check(cudaStreamSynchronize(at_once_), what);
   }
 
   bool holds_pinned(const void* data) const override {
@@ -351,11 +365,12 @@ class CudaRuntime final : public Runtime {
   cudaStream_t stream_;
   bool owns_stream_;
   std::string name_;
-  int shared_bytes_ = 0;
+  int shared_bytes_ = 0, multiprocessors_ = 0;
   bool has_warpgroups_ = false;
   int compute_capability_ = 0;
   cudaEvent_t events_[kEvents] = {};
-  cudaStream_t copy_stream_ = nullptr;  // made when it is first used, with its events
+  cudaStream_t at_once_ = nullptr;      // made when it is first used
+  cudaStream_t copy_stream_ = nullptr;  // likewise, with its events
   cudaEvent_t computed_ = nullptr, copied_ = nullptr;
   Event recorded_ = 0;
 };

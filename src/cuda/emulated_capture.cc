@@ -1,5 +1,6 @@
 #include "cuda/emulated_capture.h"
 
+#include <algorithm>
 #include <map>
 #include <random>
 #include <set>
@@ -21,6 +22,11 @@ std::uint64_t EmulatedGraph::record(const void* stream) {
 void EmulatedGraph::follow(const void* stream, std::uint64_t point) {
   const std::lock_guard lock(mutex_);
   steps_.push_back({.stream = stream, .followed = point});
+}
+
+std::size_t EmulatedGraph::works() const {
+  const auto is_work = [](const Step& step) { return step.work != nullptr; };
+  return static_cast<std::size_t>(std::count_if(steps_.begin(), steps_.end(), is_work));
 }
 
 void EmulatedGraph::end() {

@@ -21,7 +21,7 @@ class EmulatedGraph {
   // Throws std::logic_error, as CUDA refuses to end a capture, where nobody waits for the last work of a stream that joined.
   void end();
   bool is_capturing() const { return capturing_; }
-  bool empty() const { return steps_.empty(); }
+  std::size_t works() const;  // pieces of work that were written down: launches and copies
 
   void add(const void* stream, std::function<void()> work);
   std::uint64_t record(const void* stream);  // a point, from 1

@@ -140,6 +140,7 @@ class EmulatedRuntime final : public Runtime {
   int shared_bytes_per_block() const override { return 227 * 1024; }
   bool has_warpgroups() const override { return true; }
   bool prefers_warpgroups() const override { return false; }  // as devices that do not have them
+  std::int64_t residents() const override { return kEmulatedResidents; }
 
   bool is_capturing() override { return graph_ != nullptr && graph_.load()->is_capturing(); }
 
@@ -170,6 +171,10 @@ class EmulatedRuntime final : public Runtime {
   void copy(void* to, const void* from, std::int64_t bytes) override {
     enqueue([to = reachable(to), from = reachable(from), bytes] { std::memcpy(to, from, static_cast<std::size_t>(bytes)); },
             copy_accesses(to, from, bytes));
+  }
+  void copy_at_once(void* to, const void* from, std::int64_t bytes) override {
+    if (!holds_pinned(from)) throw std::logic_error("a copy at once is of pageable memory");
+    std::memcpy(reachable(to), from, static_cast<std::size_t>(bytes));
   }
 
   bool holds_pinned(const void* data) const override { return PinnedMemory::instance().holds(data); }

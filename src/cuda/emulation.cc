@@ -68,8 +68,7 @@ void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int6
   }
 }
 
-// As many residents as a small device has multiprocessors.
-std::int64_t residents_of(const AttendArguments& arguments) { return std::min<std::int64_t>(arguments.blocks, 4); }
+std::int64_t residents_of(const AttendArguments& arguments) { return std::min(arguments.blocks, kEmulatedResidents); }
 
 template <typename P>
 void run_warpgroup_attend(const AttendArguments& arguments, std::int64_t first) {

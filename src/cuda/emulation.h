@@ -9,6 +9,8 @@
 
 namespace ringspan::cuda {
 
+inline constexpr std::int64_t kEmulatedResidents = 4;  // as many as a small device has multiprocessors
+
 void emulate_attend(const AttendArguments& arguments, std::int64_t blocks, ThreadPool& pool, FunctionRef<void()> progress);
 void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks, ThreadPool& pool,
                       FunctionRef<void()> progress);

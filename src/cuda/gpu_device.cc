@@ -229,22 +229,28 @@ void GpuDevice::reserve(std::int64_t task_list_bytes) {
 }
 
 void GpuDevice::begin_pass() {
-  in_capture_ = runtime_->is_capturing();
+  current_ = nullptr;
   used_ = 0;
+}
+
+// Which nothing that was enqueued reads any more.
+GpuDevice::Side& GpuDevice::next_side() {
+  in_capture_ = runtime_->is_capturing();
   if (in_capture_) {
     captured_.reserve(captured_.size() + 1);
-    captured_.push_back(make_side());
-    return;
+    return captured_.emplace_back(make_side());
   }
   sides_[side_].last_use = runtime_->record();
   side_ = 1 - side_;
   runtime_->wait(sides_[side_].last_use, [] {});  // of the pass before the last one
+  return sides_[side_];
 }
 
-// By one copy.
+// By one copy, which a capture does not hold: nothing else is written there.
 template <typename... Lists>
 std::tuple<const typename Lists::element_type*...> GpuDevice::send(const Lists&... lists) {
-  const Side& side = in_capture_ ? captured_.back() : sides_[side_];
+  if (current_ == nullptr) current_ = &next_side();
+  const Side& side = *current_;
   const std::int64_t begin = used_;
   const auto put = [&](const auto& list) {
     const auto bytes = static_cast<std::int64_t>(list.size_bytes());
@@ -255,7 +261,12 @@ std::tuple<const typename Lists::element_type*...> GpuDevice::send(const Lists&.
     return sent;
   };
   const std::tuple<const typename Lists::element_type*...> sent{put(lists)...};
-  runtime_->copy(side.device + begin, side.host + begin, std::min(used_, capacity_) - begin);
+  const std::int64_t bytes = std::min(used_, capacity_) - begin;
+  if (in_capture_) {
+    runtime_->copy_at_once(side.device + begin, side.host + begin, bytes);
+  } else {
+    runtime_->copy(side.device + begin, side.host + begin, bytes);
+  }
   return sent;
 }
 
@@ -274,6 +285,7 @@ void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params,
   const std::vector<std::int32_t> zeros(schedule.waves.size());
   const auto [tasks_sent, groups, taken] = send(std::span<const kernels::AttendTask>(ordered),
                                                 std::span<const Group>(schedule.groups), std::span<const std::int32_t>(zeros));
+  if (in_capture_ && kernel == TileKernel::wgmma) reset_in_replays(schedule.waves, taken);
   arguments.tasks = tasks_sent;
   for (std::size_t index = 0; index < schedule.waves.size(); ++index) {
     const Wave& wave = schedule.waves[index];
@@ -283,6 +295,15 @@ void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params,
     arguments.taken = const_cast<std::int32_t*>(taken + index);
     launch(arguments, wave.blocks);
   }
+}
+
+// Launches that count leave their counters behind.
+void GpuDevice::reset_in_replays(std::span<const Wave> waves, const std::int32_t* counters) {
+  const auto counts = [&](const Wave& wave) { return wave.blocks > runtime_->residents(); };
+  if (std::none_of(waves.begin(), waves.end(), counts)) return;
+  const std::int64_t offset = reinterpret_cast<const std::byte*>(counters) - current_->device;
+  runtime_->copy(current_->device + offset, current_->host + offset,
+                 static_cast<std::int64_t>(waves.size() * sizeof *counters));
 }
 
 void GpuDevice::attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {

@@ -2,8 +2,8 @@
 //
 // Tasks and groups of a pass lie in one block of host memory and one of the device, set aside by reserve(); two of each take
 // turns, so that a pass can be prepared while the one before it still runs. Schedules allocate on the host. A pass that is
-// captured for a CUDA graph waits for nothing and gets blocks that are its own until the device goes: a replay reads them
-// again.
+// captured for a CUDA graph waits for nothing and gets blocks that are its own until the device goes, filled while it is
+// captured: a replay reads them again.
 #pragma once
 
 #include <array>
@@ -73,6 +73,8 @@ class GpuDevice final : public internal::Device {
     Event last_use = 0;
   };
 
+  Side& next_side();
+  void reset_in_replays(std::span<const Wave> waves, const std::int32_t* counters);
   template <typename... Lists>
   std::tuple<const typename Lists::element_type*...> send(const Lists&... lists);
   void for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
@@ -89,7 +91,8 @@ class GpuDevice final : public internal::Device {
   Side sides_[internal::kTaskListBlocks];
   int side_ = 0;
   std::vector<Side> captured_;
-  bool in_capture_ = false;
+  const Side* current_ = nullptr;  // of this pass, once it has sent anything
+  bool in_capture_ = false;        // when it did
   std::int64_t capacity_ = 0;
   std::int64_t used_ = 0;
   // By name, made when they are first asked; they go before the runtime.

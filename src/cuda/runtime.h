@@ -45,6 +45,8 @@ class Runtime {
   // Whether TileKernel::wgmma can run.
   virtual bool has_warpgroups() const = 0;
   virtual bool prefers_warpgroups() const = 0;  // where no kernel is named
+  // Blocks of TileKernel::wgmma that run at a time: its launches have no more, and count what is left where there are more.
+  virtual std::int64_t residents() const = 0;
 
   // Whether what is enqueued is written down for a CUDA graph instead of run: nothing may be waited for or recorded then.
   virtual bool is_capturing() = 0;
@@ -55,6 +57,8 @@ class Runtime {
   virtual std::byte* allocate_host(std::int64_t bytes) = 0;
   virtual void release_host(std::byte* data) noexcept = 0;
   virtual void copy(void* to, const void* from, std::int64_t bytes) = 0;
+  // From pinned host memory, done when it returns, on neither stream and in no capture.
+  virtual void copy_at_once(void* to, const void* from, std::int64_t bytes) = 0;
 
   // A second stream, for copies between pinned host memory and the device. The streams wait for each other by events, the host
   // for neither: after copies_wait() copies see what was enqueued on the first stream, after wait_for_copies() the first stream
