@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <cstdint>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -25,24 +26,30 @@ bool can_be_mapped(const TileMap& map) {
          (map.heads == 1 || is_stride(map.head_stride)) && (map.batches == 1 || is_stride(map.batch_stride));
 }
 
+// A map, which operand it began with (the first ones are kept where there are too many), and how many bytes behind a multiple
+// of a row it begins.
+struct Entry {
+  TileMap map;
+  std::size_t place;
+  std::uintptr_t offset;
+};
+Entry entry_of(const TileMap& map, std::size_t place) {
+  const auto row_bytes = static_cast<std::uintptr_t>(map.row_stride * kElementBytes);
+  return {map, place, reinterpret_cast<std::uintptr_t>(map.begin) % row_bytes};
+}
+
 // Operands whose rows lie whole rows apart: of one tensor, say, or of two that happen to.
-auto lattice_of(const TileMap& map) {
-  const auto offset = reinterpret_cast<std::uintptr_t>(map.begin) % static_cast<std::uintptr_t>(map.row_stride * kElementBytes);
-  return std::tuple(map.row_stride, map.head_stride, map.batch_stride, map.width, offset);
+auto lattice_of(const Entry& entry) {
+  const TileMap& map = entry.map;
+  return std::tuple(map.row_stride, map.head_stride, map.batch_stride, map.width, entry.offset);
 }
 std::int64_t rows_between(const TileMap& map, const TileMap& later) {
   return (static_cast<const char*>(later.begin) - static_cast<const char*>(map.begin)) / (map.row_stride * kElementBytes);
 }
 
-// A map, and which operand it began with: the first ones are kept where there are too many.
-struct Entry {
-  TileMap map;
-  std::size_t place;
-};
-
 // Rows of nobody between the two, or, negative, rows of both; none where one map cannot have both.
 std::optional<std::int64_t> gap_between(const Entry& entry, const Entry& later) {
-  if (lattice_of(entry.map) != lattice_of(later.map)) return std::nullopt;
+  if (lattice_of(entry) != lattice_of(later)) return std::nullopt;
   const std::int64_t row = rows_between(entry.map, later.map);
   if (std::max(entry.map.rows, row + later.map.rows) > kMostRows) return std::nullopt;
   return row - entry.map.rows;
@@ -58,10 +65,21 @@ void take_in(Entry& entry, const Entry& later) {
   entry.place = std::min(entry.place, later.place);
 }
 
+// Tasks mostly come in the order of their rows, each with two operands: what continues one of the latest is not looked at
+// again.
+void append(std::vector<Entry>& entries, const Entry& entry) {
+  for (std::size_t back = 1; back <= std::min<std::size_t>(2, entries.size()); ++back) {
+    Entry& latest = entries[entries.size() - back];
+    if (latest.map.begin > entry.map.begin || gap_between(latest, entry).value_or(1) > 0) continue;
+    return take_in(latest, entry);
+  }
+  entries.push_back(entry);
+}
+
 // What touches becomes one.
 std::vector<Entry> runs_of(std::vector<Entry> entries) {
   std::sort(entries.begin(), entries.end(), [](const Entry& a, const Entry& b) {
-    return std::tuple(lattice_of(a.map), a.map.begin, a.place) < std::tuple(lattice_of(b.map), b.map.begin, b.place);
+    return std::tuple(lattice_of(a), a.map.begin, a.place) < std::tuple(lattice_of(b), b.map.begin, b.place);
   });
   std::vector<Entry> runs;
   for (const Entry& entry : entries) {
@@ -107,10 +125,11 @@ TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels
   TileMaps maps;
   maps.complete = true;
   std::vector<Entry> entries;
+  std::size_t place = 0;
   const auto add = [&](const TileMap& map) {
     if (map.rows <= 0) return;
     if (can_be_mapped(map)) {
-      entries.push_back({map, entries.size()});
+      append(entries, entry_of(map, place++));
     } else {
       maps.complete = false;
     }
