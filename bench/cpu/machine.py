@@ -75,7 +75,7 @@ class Quiet:
             together.wait()
             return self._rate()
 
-        # This thread among them: it goes on to what is measured, and one that has slept is slow for a while.
+        # This thread among them: it goes on to what is measured, and should not have slept.
         with concurrent.futures.ThreadPoolExecutor(max(threads - 1, 1)) as pool:
             others = [pool.submit(rate_beside_others) for _ in range(threads - 1)]
             rates = [rate_beside_others(), *(other.result() for other in others)]

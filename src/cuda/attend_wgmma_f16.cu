@@ -3,9 +3,9 @@
 namespace ringspan::cuda {
 
 template <>
-cudaError_t launch_attend_warpgroups<DType::float16>(const AttendArguments& arguments, std::int64_t blocks,
+cudaError_t launch_attend_warpgroups<DType::float16>(const AttendArguments& arguments, std::int64_t residents,
                                                      cudaStream_t stream) {
-  return launch_attend_warpgroups_of<DType::float16>(arguments, blocks, stream);
+  return launch_attend_warpgroups_of<DType::float16>(arguments, residents, stream);
 }
 
 }  // namespace ringspan::cuda

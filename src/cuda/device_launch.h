@@ -12,11 +12,12 @@ namespace ringspan::cuda {
 
 template <DType kType>
 cudaError_t launch_attend_typed(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream);
-// With warpgroups, for 16-bit types: warpgroups_support() the shape, a device of capability 9.0.
+// With warpgroups, for 16-bit types: warpgroups_support() the shape, a device of capability 9.0, as many blocks of threads as
+// it runs at a time (Runtime::residents).
 template <DType kType>
-cudaError_t launch_attend_warpgroups(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream);
+cudaError_t launch_attend_warpgroups(const AttendArguments& arguments, std::int64_t residents, cudaStream_t stream);
 template <DType kType>  // dq, or dk and dv in one pass
-cudaError_t launch_gradient_warpgroups(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
+cudaError_t launch_gradient_warpgroups(Gradient gradient, const AttendArguments& arguments, std::int64_t residents,
                                        cudaStream_t stream);
 template <DType kType>
 cudaError_t launch_gradient_typed(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,

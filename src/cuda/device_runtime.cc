@@ -2,6 +2,7 @@
 // linked statically and looks for the driver when it is first called, so that this library loads where there is none.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <chrono>
 #include <map>
 #include <mutex>
@@ -247,7 +248,7 @@ class CudaRuntime final : public Runtime {
     if (arguments.kernel == TileKernel::wgmma) {
       const auto launch = arguments.params.shape.dtype == DType::bfloat16 ? launch_attend_warpgroups<DType::bfloat16>
                                                                           : launch_attend_warpgroups<DType::float16>;
-      return launched(launch(arguments, blocks, stream_), "attend with wgmma");
+      return launched(launch(arguments, std::min(blocks, residents()), stream_), "attend with wgmma");
     }
     switch (arguments.params.shape.dtype) {
       case DType::float32:
@@ -263,7 +264,7 @@ class CudaRuntime final : public Runtime {
     if (arguments.kernel == TileKernel::wgmma) {
       const auto launch = arguments.params.shape.dtype == DType::bfloat16 ? launch_gradient_warpgroups<DType::bfloat16>
                                                                           : launch_gradient_warpgroups<DType::float16>;
-      return launched(launch(gradient, arguments, blocks, stream_), "attend_backward with wgmma");
+      return launched(launch(gradient, arguments, std::min(blocks, residents()), stream_), "attend_backward with wgmma");
     }
     switch (arguments.params.shape.dtype) {
       case DType::float32:

@@ -68,47 +68,36 @@ __global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
 #endif
 }
 
-// Multiprocessors of the current device, each of which runs one block at a time.
-inline cudaError_t count_multiprocessors(int& count) {
-  int device = 0;
-  const cudaError_t status = cudaGetDevice(&device);
-  return status == cudaSuccess ? cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, device) : status;
-}
-
-// As many blocks of threads as run at a time, with the tensor maps of what the device can copy by itself.
+// With the tensor maps of what the device can copy by itself.
 template <typename P, typename Kernel>
-cudaError_t launch_roles([[maybe_unused]] const char* name, Kernel* kernel, AttendArguments arguments, std::int64_t blocks,
+cudaError_t launch_roles([[maybe_unused]] const char* name, Kernel* kernel, AttendArguments arguments, std::int64_t residents,
                          int shared_bytes, cudaStream_t stream) {
-  int multiprocessors = 0;
-  const cudaError_t status = count_multiprocessors(multiprocessors);
-  if (status != cudaSuccess) return status;
-  const std::int64_t residents = blocks < multiprocessors ? blocks : multiprocessors;
   const TensorMaps tensor_maps = encode_tensor_maps(arguments.maps, P::kCols);
   const cudaError_t launched =
       launch_blocks(kernel, residents, P::kThreads + P::kProducers, shared_bytes, stream, arguments, tensor_maps);
 #ifdef RINGSPAN_CUDA_PHASES
-  if (launched == cudaSuccess) return tell_phases(name, blocks, stream);
+  if (launched == cudaSuccess) return tell_phases(name, arguments.blocks, stream);
 #endif
   return launched;
 }
 
 template <DType kType>
-cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
+cudaError_t launch_attend_warpgroups_of(const AttendArguments& arguments, std::int64_t residents, cudaStream_t stream) {
   return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto policy, auto) {
     using P = decltype(policy);
-    return launch_roles<P>("attend", &attend_warpgroup_kernel<P>, arguments, blocks, AttendTiles<P>::kBytes, stream);
+    return launch_roles<P>("attend", &attend_warpgroup_kernel<P>, arguments, residents, AttendTiles<P>::kBytes, stream);
   });
 }
 
 template <DType kType>
-cudaError_t launch_gradient_warpgroups_of(Gradient gradient, const AttendArguments& arguments, std::int64_t blocks,
+cudaError_t launch_gradient_warpgroups_of(Gradient gradient, const AttendArguments& arguments, std::int64_t residents,
                                           cudaStream_t stream) {
   return with_warpgroup_policies_of<kType>(arguments.params.shape, [&](auto, auto policy) {
     using P = decltype(policy);
     auto* const kernel =
         gradient == Gradient::dq ? &gradient_warpgroup_kernel<P, Gradient::dq> : &gradient_warpgroup_kernel<P, Gradient::dk_dv>;
-    return launch_roles<P>(gradient == Gradient::dq ? "dq" : "dk and dv", kernel, arguments, blocks, GradientTiles<P>::kBytes,
-                           stream);
+    return launch_roles<P>(gradient == Gradient::dq ? "dq" : "dk and dv", kernel, arguments, residents,
+                           GradientTiles<P>::kBytes, stream);
   });
 }
 

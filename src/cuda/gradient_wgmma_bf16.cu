@@ -4,8 +4,8 @@ namespace ringspan::cuda {
 
 template <>
 cudaError_t launch_gradient_warpgroups<DType::bfloat16>(Gradient gradient, const AttendArguments& arguments,
-                                                        std::int64_t blocks, cudaStream_t stream) {
-  return launch_gradient_warpgroups_of<DType::bfloat16>(gradient, arguments, blocks, stream);
+                                                        std::int64_t residents, cudaStream_t stream) {
+  return launch_gradient_warpgroups_of<DType::bfloat16>(gradient, arguments, residents, stream);
 }
 
 }  // namespace ringspan::cuda

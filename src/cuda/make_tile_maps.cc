@@ -54,6 +54,7 @@ std::optional<std::int64_t> gap_between(const Entry& entry, const Entry& later) 
   if (std::max(entry.map.rows, row + later.map.rows) > kMostRows) return std::nullopt;
   return row - entry.map.rows;
 }
+bool touches(const Entry& entry, const Entry& later) { return gap_between(entry, later).value_or(1) <= 0; }
 void take_in(Entry& entry, const Entry& later) {
   TileMap& map = entry.map;
   const TileMap& other = later.map;
@@ -70,8 +71,7 @@ void take_in(Entry& entry, const Entry& later) {
 void append(std::vector<Entry>& entries, const Entry& entry) {
   for (std::size_t back = 1; back <= std::min<std::size_t>(2, entries.size()); ++back) {
     Entry& latest = entries[entries.size() - back];
-    if (latest.map.begin > entry.map.begin || gap_between(latest, entry).value_or(1) > 0) continue;
-    return take_in(latest, entry);
+    if (latest.map.begin <= entry.map.begin && touches(latest, entry)) return take_in(latest, entry);
   }
   entries.push_back(entry);
 }
@@ -83,7 +83,7 @@ std::vector<Entry> runs_of(std::vector<Entry> entries) {
   });
   std::vector<Entry> runs;
   for (const Entry& entry : entries) {
-    if (!runs.empty() && gap_between(runs.back(), entry).value_or(1) <= 0) {
+    if (!runs.empty() && touches(runs.back(), entry)) {
       take_in(runs.back(), entry);
     } else {
       runs.push_back(entry);
