@@ -64,19 +64,22 @@ class AttendWarpgroupBlock {
     if ((flags & Work::kBegins) != 0) load();
     m_.note(Phase::wait_for_rows);
     if ((flags & Work::kBeginsRows) != 0) query_ring_.wait(m_);
-    take_in(work().walk.template uniform<M>());
-    if ((flags & Work::kEndsRows) != 0) query_ring_.release(m_);
+    take_in(work().walk.template uniform<M>(), (flags & Work::kEndsRows) != 0);
     m_.note(Phase::store);
     if ((flags & Work::kEnds) != 0) store();
     return true;
   }
 
-  RINGSPAN_DEVICE void take_in(const Walk& walk) {
-    if (walk.tiles == 0) return;
+  // ends_rows: the queries are given back when there are all scores.
+  RINGSPAN_DEVICE void take_in(const Walk& walk, bool ends_rows) {
+    if (walk.tiles == 0) {
+      if (ends_rows) query_ring_.release(m_);
+      return;
+    }
     m_.note(Phase::first_tile);
     take_in_first_tile(walk);
-    m_.note(Phase::other_tiles);
     for (int tile = 1; tile < walk.tiles; ++tile) take_in_tile(walk, tile);
+    if (ends_rows) query_ring_.release(m_);
     m_.note(Phase::last_sums);
     add_last_values(walk);
   }
@@ -85,14 +88,14 @@ class AttendWarpgroupBlock {
     return {M::uniform(work().batch), M::uniform(work().head), M::uniform(work().first_row), M::uniform(work().rows)};
   }
   RINGSPAN_DEVICE void load() {
-    state_.load(m_, *work().task, rows(), params_.shape.head_dim_v);
+    state_.load(m_, work().task, rows(), params_.shape.head_dim_v);
     state_.begin_unit(m_, arguments_);
   }
   // The state, or the results.
   RINGSPAN_DEVICE void store() {
-    state_.end_unit(m_, arguments_, *work().first_task, rows());
-    if (work().task->o.data == nullptr) state_.note_seen(m_, work().seen);
-    state_.store(m_, params_, *work().task, rows(), tiles_.results());
+    state_.end_unit(m_, arguments_, work().first_task, rows());
+    if (work().task.o.data == nullptr) state_.note_seen(m_, work().seen);
+    state_.store(m_, params_, work().task, rows(), tiles_.results());
   }
 
   RINGSPAN_DEVICE std::uint32_t queries() const { return m_.shared_address(tiles_.queries()); }
@@ -113,8 +116,10 @@ class AttendWarpgroupBlock {
   }
 
   RINGSPAN_DEVICE void take_in_tile(const Walk& walk, int tile) {
+    m_.note(Phase::wait_for_tile);
     key_ring_.wait(m_);
     wait_values(walk, tile - 1);
+    m_.note(Phase::other_tiles);
     m_.take_turn();
     m_.fence_registers(scores_, state_.acc, weights_);
     product_rows<P>(m_, scores_, queries(), keys());
@@ -232,7 +237,7 @@ class AttendWarpgroupBlock {
     [[maybe_unused]] AlibiRows alibi;
     if constexpr (P::kOptions) {
       const RowsOfBlock of = rows();
-      alibi = alibi_rows<true>(params_, *work().task, of.first, column0, of.batch, query_head(of), lane);
+      alibi = alibi_rows<true>(params_, work().task, of.first, column0, of.batch, query_head(of), lane);
     }
     RINGSPAN_UNROLL
     for (int half = 0; half < 2; ++half) {
@@ -271,15 +276,15 @@ class AttendWarpgroupBlock {
   RINGSPAN_DEVICE void draw(const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
       const RowsOfBlock of = rows();
-      draw_dropped<P, true>(m_, dropped_, arguments_, *work().task, of.first, walk.first(tile), of.batch, query_head(of));
+      draw_dropped<P, true>(m_, dropped_, arguments_, work().task, of.first, walk.first(tile), of.batch, query_head(of));
     }
   }
   RINGSPAN_DEVICE std::int64_t query_head(const RowsOfBlock& of) const {
-    return work().task->head_first + of.head * work().task->head_step;
+    return work().task.head_first + of.head * work().task.head_step;
   }
 
   RINGSPAN_DEVICE void exclude_values(const Walk& walk, int tile) {
-    const auto values = view_of<const Element>(work().task->v, M::uniform(work().batch), walk.head);
+    const auto values = view_of<const Element>(work().task.v, M::uniform(work().batch), walk.head);
     exclude_non_finite<P, P::kOptions>(
         m_, tiles_.values(value_ring_.buffer()), {values, walk.first(tile), walk.valid(tile), params_.shape.head_dim_v},
         state_.acc, weights_, tiles_.pairs(), [&](int thread) { return work().visible(M::hidden(thread), walk.first(tile)); });

@@ -37,36 +37,42 @@ class AttendWarpgroupProducer {
  private:
   RINGSPAN_DEVICE void copy(const Work& work) {
     const int flags = M::uniform(work.flags);
-    if ((flags & Work::kBeginsRows) != 0) copy_queries(work);
     const Walk walk = work.walk.template uniform<M>();
     for (int tile = 0; tile <= walk.tiles; ++tile) {
       if (tile < walk.tiles) copy_keys(work, walk, tile);
+      if (tile == 0 && (flags & Work::kBeginsRows) != 0) copy_queries(work);  // which are in use for longer than keys
       if (tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
       if (tile > 0) copy_values(work, walk, tile - 1);
     }
   }
 
   RINGSPAN_DEVICE void copy_queries(const Work& work) {
+    m_.note(Phase::copy_rows);
     query_ring_.acquire(m_);
-    const auto rows = view_of<const Element>(work.task->q, work.batch, work.head);
+    const auto rows = view_of<const Element>(work.task.q, work.batch, work.head);
     copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.queries(),
                                               {rows, work.first_row, work.rows, arguments_.params.shape.head_dim});
     query_ring_.publish(m_);
   }
   RINGSPAN_DEVICE void copy_keys(const Work& work, const Walk& walk, int tile) {
+    m_.note(Phase::wait_for_buffer);
     key_ring_.acquire(m_);
+    m_.note(Phase::copy);
     copy(tiles_.keys(key_ring_.buffer()), work, walk, tile, work.first, key_ring_.full(),
-         [&] { return work.tile_rows(work.task->k, walk, tile, arguments_.params.shape.head_dim); });
+         [&] { return work.tile_rows(work.task.k, walk, tile, arguments_.params.shape.head_dim); });
     key_ring_.publish(m_);
   }
   RINGSPAN_DEVICE void copy_values(const Work& work, const Walk& walk, int tile) {
+    m_.note(Phase::wait_for_buffer);
     value_ring_.acquire(m_);
+    m_.note(Phase::copy);
     const int buffer = value_ring_.buffer();
     unsigned char* const to = tiles_.values(buffer);
     const bool looks = looks_at_tile<P>(walk, tile, arguments_.params.shape);
     copy(to, work, walk, tile, work.second, looks ? landing_.barrier() : value_ring_.full(),
-         [&] { return work.tile_rows(work.task->v, walk, tile, arguments_.params.shape.head_dim_v); });
+         [&] { return work.tile_rows(work.task.v, walk, tile, arguments_.params.shape.head_dim_v); });
     if (looks) {
+      m_.note(Phase::look_at_values);
       landing_.wait(m_);
       const bool any = holds_non_finite<P>(m_, to, flags_);
       m_.fence_async();

@@ -7,11 +7,11 @@
 
 namespace ringspan::cuda {
 
-// Shared memory of a block: the queries, two buffers of keys, two of values, a byte per pair of a tile, results on their way
-// out, barriers, what is to be done.
+// Shared memory of a block: the queries, buffers of keys and of values, a byte per pair of a tile, results on their way out,
+// barriers, what is to be done.
 template <typename P>
 struct AttendTiles {
-  static constexpr int kBuffers = 2;
+  static constexpr int kBuffers = P::kDim == 64 ? 4 : 2;  // what there is room for
 
   template <typename M>
   RINGSPAN_DEVICE AttendTiles(const M& m, unsigned char* shared)
@@ -27,9 +27,9 @@ struct AttendTiles {
 
   RINGSPAN_DEVICE TileRing<1> query_ring() const { return TileRing<1>(barriers); }
   RINGSPAN_DEVICE TileRing<kBuffers> key_ring() const { return TileRing<kBuffers>(barriers + 16); }
-  RINGSPAN_DEVICE TileRing<kBuffers> value_ring() const { return TileRing<kBuffers>(barriers + 48); }
-  RINGSPAN_DEVICE WorkRing work_ring() const { return WorkRing(barriers + 80); }
-  RINGSPAN_DEVICE Landing landing() const { return Landing(barriers + 112); }
+  RINGSPAN_DEVICE TileRing<kBuffers> value_ring() const { return TileRing<kBuffers>(barriers + 16 + kRingBytes); }
+  RINGSPAN_DEVICE WorkRing work_ring() const { return WorkRing(barriers + 16 + 2 * kRingBytes); }
+  RINGSPAN_DEVICE Landing landing() const { return Landing(barriers + 48 + 2 * kRingBytes); }
   // By one thread, before the roles begin.
   template <typename M>
   RINGSPAN_DEVICE void init_barriers(M& m) const {
@@ -40,10 +40,11 @@ struct AttendTiles {
     landing().init(m, P::kProducers);
   }
 
+  static constexpr int kRingBytes = TileRing<kBuffers>::kBarrierBytes;
   static constexpr int kResults = P::kRowTileBytes + 2 * kBuffers * P::kColTileBytes + P::kRows * P::kCols;
   static constexpr int kBarriers = kResults + P::kRows * (P::kDim + 8) * 2;
-  static constexpr int kFlags = kBarriers + 120;
-  static constexpr int kWork = kFlags + 8;
+  static constexpr int kFlags = kBarriers + 56 + 2 * kRingBytes;
+  static constexpr int kWork = kFlags + 4 * kBuffers;
   static constexpr int kBytes = kWork + static_cast<int>(sizeof(WorkSlots<P>)) + kSwizzleBytes;
   static_assert(kBarriers % 16 == 0 && kWork % alignof(WorkSlots<P>) == 0 && kBytes <= kMostSharedBytes);
   unsigned char* begin;  // at a multiple of 1,024

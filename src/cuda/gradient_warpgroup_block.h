@@ -4,7 +4,7 @@
 //
 // As gradient_block.h has it, with x the owned side and y the other one: x1 = q or k, x2 = do or v, y1 = k or q, y2 = v or do,
 //     scores = x1 y1^T, dp = x2 y2^T; dq or dk += ds y1; dv += p y2
-// and with three buffers for tiles of y, as in attend_warpgroup_block.h,
+// and with buffers for tiles of y, as in attend_warpgroup_block.h,
 //     tile j has arrived | scores and dp of j, sums of j - 1 | wait for scores and dp, p and ds | wait for sums, give j - 1
 //     back
 // For dk and dv with head_dim > 64 there are not registers for that: the sums of j follow its p and ds. (Two passes, one for
@@ -88,11 +88,15 @@ class GradientWarpgroupBlock {
       m_.note(Phase::wait_for_rows);
       row_ring_.wait(m_);
       begins_rows_ = true;
-      for (int t = M::uniform(work().heads_begin); t < M::uniform(work().heads_end); ++t) {
+      const int heads_end = M::uniform(work().heads_end);
+      for (int t = M::uniform(work().heads_begin); t < heads_end; ++t) {
         const Walk walk = walk_over<kGradient>(work().walk.template uniform<M>(), t);
-        if (walk.tiles > 0) take_in_head(walk);
+        if (walk.tiles > 0) {
+          take_in_head(walk, t + 1 == heads_end);
+        } else if (t + 1 == heads_end) {
+          row_ring_.release(m_);
+        }
       }
-      row_ring_.release(m_);
     }
     m_.note(Phase::store);
     if ((flags & Work::kEnds) != 0) put();
@@ -108,23 +112,23 @@ class GradientWarpgroupBlock {
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) seen_[thread][half] = work().seen[lane.row + half * 8] ? 1 : 0;
     });
-    put_gradients<P, kGradient>(m_, params_, *work().first_task, rows(), params_.output_scale, first_, second_, seen_,
+    put_gradients<P, kGradient>(m_, params_, work().first_task, rows(), params_.output_scale, first_, second_, seen_,
                                 tiles_.results());
   }
 
-  RINGSPAN_DEVICE void take_in_head(const Walk& walk) {
-    m_.note(Phase::first_tile);
+  // is_last: the block's rows are given back when there are all scores.
+  RINGSPAN_DEVICE void take_in_head(const Walk& walk, bool is_last) {
     if constexpr (kOverlaps) {
       int flags = take_in_scores(walk, 0);
-      m_.note(Phase::other_tiles);
       for (int tile = 1; tile < walk.tiles; ++tile) flags = take_in_tile(walk, tile, flags);
+      if (is_last) row_ring_.release(m_);
       m_.note(Phase::last_sums);
       add_sums(walk, walk.tiles - 1, flags);
     } else {
       for (int tile = 0; tile < walk.tiles; ++tile) {
         const int flags = take_in_scores(walk, tile);
+        if (is_last && tile + 1 == walk.tiles) row_ring_.release(m_);
         add_sums(walk, tile, flags);
-        if (tile == 0) m_.note(Phase::other_tiles);
       }
     }
   }
@@ -144,7 +148,9 @@ class GradientWarpgroupBlock {
   // masked, or a query's lse is -inf (of rows beyond the block's own it does not matter, they are never stored), and where one
   // may be dropped, so that no value of a dropped pair reaches dv.
   RINGSPAN_DEVICE int arrive(int ahead) {
+    m_.note(Phase::wait_for_tile);
     column_ring_.wait(m_, ahead);
+    m_.note(Phase::other_tiles);
     // Threads copy the block's own rows. What TMA has written needs none.
     if (begins_rows_ || !arguments_.maps.complete) m_.fence_async();
     begins_rows_ = false;
@@ -226,14 +232,14 @@ class GradientWarpgroupBlock {
   }
 
   RINGSPAN_DEVICE std::int64_t query_head(const Walk& walk) const {
-    const kernels::AttendTask& task = *work().task;
+    const kernels::AttendTask& task = work().task;
     return task.head_first + (kOwnsQueries ? M::uniform(work().head) : walk.head) * task.head_step;
   }
 
   // The pairs of a tile that are dropped, while its products run.
   RINGSPAN_DEVICE void draw(const Walk& walk, int tile) {
     if constexpr (P::kOptions) {
-      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, *work().task, M::uniform(work().first_row), walk.first(tile),
+      draw_dropped<P, kOwnsQueries>(m_, dropped_, arguments_, work().task, M::uniform(work().first_row), walk.first(tile),
                                     M::uniform(work().batch), query_head(walk));
     }
   }
@@ -262,7 +268,7 @@ class GradientWarpgroupBlock {
     if constexpr (kMasked) visible = visible_pairs(walk, tile, buffer, thread);
     [[maybe_unused]] AlibiRows alibi;
     if constexpr (P::kOptions) {
-      alibi = alibi_rows<kOwnsQueries>(params_, *work().task, M::uniform(work().first_row), walk.first(tile),
+      alibi = alibi_rows<kOwnsQueries>(params_, work().task, M::uniform(work().first_row), walk.first(tile),
                                        M::uniform(work().batch), query_head(walk), lane);
     }
     RINGSPAN_UNROLL

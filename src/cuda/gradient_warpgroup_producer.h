@@ -39,35 +39,52 @@ class GradientWarpgroupProducer {
     const int flags = M::uniform(work.flags);
     if ((flags & Work::kBeginsRows) != 0) copy_rows(work);
     const int end = M::uniform(work.heads_end);
+    const bool has_maps = M::uniform(work.first.map) >= 0 && M::uniform(work.second.map) >= 0 && !looks_at_all(flags);
     for (int t = M::uniform(work.heads_begin); t < end; ++t) {
       const Walk walk = walk_over<kGradient>(work.walk.template uniform<M>(), t);
-      for (int tile = 0; tile < walk.tiles; ++tile) {
-        if (t + 1 == end && tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
-        copy_columns(work, walk, tile, (flags & Work::kWithout) != 0);
+      const bool ends = t + 1 == end && (flags & Work::kEnds) != 0;
+      for (int tile = 0; tile < walk.tiles;) {
+        if (has_maps && walk.is_full(tile)) {
+          const int whole_end = walk.full_end < walk.tiles ? walk.full_end : walk.tiles;
+          copy_whole_columns(work, walk, tile, whole_end, ends && whole_end == walk.tiles);
+          tile = whole_end;
+        } else {
+          if (ends && tile + 1 == walk.tiles) work_list_.reserve();
+          copy_columns(work, walk, tile, looks_at_all(flags));
+          ++tile;
+        }
       }
     }
   }
 
   RINGSPAN_DEVICE void copy_rows(const Work& work) {
     const kernels::AttendShape& shape = arguments_.params.shape;
-    const kernels::AttendTask& task = *work.task;
+    const kernels::AttendTask& task = work.task;
     const int head = kOwnsQueries ? work.head : static_cast<int>(kernels::kv_index(task, work.head));
     const auto x1 =
         kOwnsQueries ? view_of<const Element>(task.q, work.batch, head) : view_of<const Element>(task.k, work.batch, head);
     const auto x2 =
         kOwnsQueries ? view_of<const Element>(task.d_out, work.batch, head) : view_of<const Element>(task.v, work.batch, head);
+    m_.note(Phase::copy_rows);
     row_ring_.acquire(m_);
     copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x1(), {x1, work.first_row, work.rows, shape.head_dim});
     copy_swizzled<P::kRows, P::kDim, Element>(m_, tiles_.x2(), {x2, work.first_row, work.rows, shape.head_dim_v});
     row_ring_.publish(m_);
   }
 
+  // Whether each tile of a task has pairs that have to be looked at.
+  RINGSPAN_DEVICE bool looks_at_all(int flags) const {
+    return (flags & Work::kWithout) != 0 || (P::kOptions && !kOwnsQueries && arguments_.params.shape.dropout);
+  }
+
   // A tile with pairs that have to be looked at is waited for and searched.
-  RINGSPAN_DEVICE void copy_columns(const Work& work, const Walk& walk, int tile, bool row_without) {
+  RINGSPAN_DEVICE void copy_columns(const Work& work, const Walk& walk, int tile, bool looks) {
     const kernels::AttendShape& shape = arguments_.params.shape;
     const int buffer = column_ring_.buffer();
+    m_.note(Phase::wait_for_buffer);
     column_ring_.acquire(m_);
-    bool checked = row_without || !walk.is_full(tile) || (P::kOptions && !kOwnsQueries && shape.dropout);
+    m_.note(Phase::copy);
+    bool checked = looks || !walk.is_full(tile);
     if constexpr (!kOwnsQueries) checked = copy_statistics(work, walk, tile, buffer) || checked;
     const std::uint32_t barrier = checked ? landing_.barrier() : column_ring_.full();
     copy(tiles_.y1(buffer), work, walk, tile, work.first, barrier, [&] { return y1_rows<kGradient>(work, walk, tile, shape); });
@@ -75,6 +92,7 @@ class GradientWarpgroupProducer {
          [&] { return y2_rows<kGradient>(work, walk, tile, shape); });
     int flags = 0;
     if (checked) {
+      m_.note(Phase::look_at_values);
       landing_.wait(m_);
       flags = Tiles::kChecked;
       if (holds_non_finite<P>(m_, tiles_.y1(buffer), non_finite_)) flags |= Tiles::kFirst;
@@ -95,8 +113,8 @@ class GradientWarpgroupProducer {
 
   // Returns whether there is a row with lse = -inf; rows beyond the last one have that too, and the tile is not full anyway.
   RINGSPAN_DEVICE bool copy_statistics(const Work& work, const Walk& walk, int tile, int buffer) {
-    const auto lse = view_of<const float>(work.task->lse, work.batch, walk.head);
-    const auto delta = view_of<const float>(work.task->delta, work.batch, walk.head);
+    const auto lse = view_of<const float>(work.task.lse, work.batch, walk.head);
+    const auto delta = view_of<const float>(work.task.delta, work.batch, walk.head);
     m_.each([&](int thread) {
       non_finite_[thread][0] = 0;
       if (thread >= P::kCols) return;
@@ -110,6 +128,73 @@ class GradientWarpgroupProducer {
     return m_.sync_any(non_finite_);
   }
 
+  // Tiles [begin, end), which all rows see whole and which have maps: in a loop of few instructions, since nobody multiplies
+  // faster than tiles come. One thread asks for the tiles, another warp has lse and delta of the next tile on their way.
+  RINGSPAN_DEVICE void copy_whole_columns(const Work& work, const Walk& walk, int begin, int end, bool reserves) {
+    const int batch = M::uniform(work.batch);
+    const int first_map = M::uniform(work.first.map), first_row = M::uniform(work.first.row);
+    const int second_map = M::uniform(work.second.map), second_row = M::uniform(work.second.row);
+    RowsView<const float> lse{}, delta{};
+    if constexpr (!kOwnsQueries) {
+      lse = view_of<const float>(work.task.lse, batch, walk.head);
+      delta = view_of<const float>(work.task.delta, batch, walk.head);
+      load_statistics(lse, delta, walk.first(begin));
+    }
+    RINGSPAN_NO_UNROLL
+    for (int tile = begin; tile < end; ++tile) {
+      const int buffer = column_ring_.buffer();
+      const int row = walk.first(tile);
+      if (reserves && tile + 1 == end) work_list_.reserve();
+      m_.note(Phase::wait_for_buffer);
+      column_ring_.acquire(m_);
+      m_.note(Phase::copy);
+      copy_mapped_tile<P::kCols, P::kDim>(m_, tiles_.y1(buffer), arguments_.maps, first_map,
+                                          {0, first_row + row, walk.head, batch}, column_ring_.full());
+      copy_mapped_tile<P::kCols, P::kDim>(m_, tiles_.y2(buffer), arguments_.maps, second_map,
+                                          {0, second_row + row, walk.head, batch}, column_ring_.full());
+      if constexpr (kOwnsQueries) {
+        m_.each([&](int thread) {
+          if (thread == 0) *tiles_.flags(buffer) = 0;
+        });
+      } else {
+        put_statistics(buffer);
+        if (tile + 1 < end) load_statistics(lse, delta, row + P::kCols);
+      }
+      column_ring_.publish(m_);
+    }
+  }
+
+  // By the second warp, each thread two rows.
+  RINGSPAN_DEVICE void load_statistics(const RowsView<const float>& lse, const RowsView<const float>& delta, int first) {
+    static_assert(P::kCols == 64);
+    m_.each([&](int thread) {
+      if (thread / 32 != 1) return;
+      RINGSPAN_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        const int row = first + thread % 32 + part * 32;
+        statistics_[thread][part] = *lse.row(row);
+        statistics_[thread][2 + part] = *delta.row(row);
+      }
+    });
+  }
+  // And what is to be known of the tile: where a row has lse = -inf, all of it is taken to have to be looked at.
+  RINGSPAN_DEVICE void put_statistics(int buffer) {
+    m_.each([&](int thread) {
+      if (thread == 32) *tiles_.flags(buffer) = 0;
+    });
+    m_.sync_warps();
+    m_.each([&](int thread) {
+      if (thread / 32 != 1) return;
+      RINGSPAN_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        const float lse = statistics_[thread][part];
+        tiles_.lse(buffer)[thread % 32 + part * 32] = lse;
+        tiles_.delta(buffer)[thread % 32 + part * 32] = statistics_[thread][2 + part];
+        if (lse == kMinusInfinity) *tiles_.flags(buffer) = Tiles::kChecked | Tiles::kFirst | Tiles::kSecond;
+      }
+    });
+  }
+
   M& m_;
   const AttendArguments& arguments_;
   Tiles tiles_;
@@ -118,6 +203,7 @@ class GradientWarpgroupProducer {
   Landing landing_;
   WorkList<P, M, kOwnsQueries ? Owner::query_gradients : Owner::key_gradients> work_list_;
   typename M::template Registers<int, 1> non_finite_;
+  typename M::template Registers<float, 4> statistics_;
 };
 
 }  // namespace ringspan::cuda

@@ -8,11 +8,11 @@
 
 namespace ringspan::cuda {
 
-// Shared memory of a block: x1 and x2, three buffers of y1 and y2, a byte per pair of a tile, results on their way out, three
-// buffers of lse and delta of the rows of y (dk and dv only), what is to be known of a tile, barriers, what is to be done.
+// Shared memory of a block: x1 and x2, buffers of y1 and y2, a byte per pair of a tile, results on their way out, as many
+// of lse and delta of the rows of y (dk and dv only), what is to be known of a tile, barriers, what is to be done.
 template <typename P>
 struct GradientTiles {
-  static constexpr int kBuffers = 3;
+  static constexpr int kBuffers = P::kDim == 64 ? 4 : 3;  // what there is room for
   // Of a tile: its pairs have to be looked at one by one; y1, y2 hold NaN or infinities.
   enum Flag : int { kChecked = 1, kFirst = 2, kSecond = 4 };
 
@@ -33,8 +33,8 @@ struct GradientTiles {
 
   RINGSPAN_DEVICE TileRing<1> row_ring() const { return TileRing<1>(barriers); }
   RINGSPAN_DEVICE TileRing<kBuffers> column_ring() const { return TileRing<kBuffers>(barriers + 16); }
-  RINGSPAN_DEVICE WorkRing work_ring() const { return WorkRing(barriers + 64); }
-  RINGSPAN_DEVICE Landing landing() const { return Landing(barriers + 96); }
+  RINGSPAN_DEVICE WorkRing work_ring() const { return WorkRing(barriers + 16 + kRingBytes); }
+  RINGSPAN_DEVICE Landing landing() const { return Landing(barriers + 48 + kRingBytes); }
   // By one thread, before the roles begin.
   template <typename M>
   RINGSPAN_DEVICE void init_barriers(M& m) const {
@@ -44,11 +44,12 @@ struct GradientTiles {
     landing().init(m, P::kProducers);
   }
 
+  static constexpr int kRingBytes = TileRing<kBuffers>::kBarrierBytes;
   static constexpr int kResults = 2 * P::kRowTileBytes + 2 * kBuffers * P::kColTileBytes + P::kRows * P::kCols;
   static constexpr int kStatistics = kResults + P::kRows * (P::kDim + 8) * 2;
   static constexpr int kBarriers = kStatistics + kBuffers * 2 * P::kCols * 4;
-  static constexpr int kFlags = kBarriers + 104;
-  static constexpr int kWork = kFlags + 24;
+  static constexpr int kFlags = kBarriers + 56 + kRingBytes;
+  static constexpr int kWork = kFlags + (4 * kBuffers + 7) / 8 * 8;
   static constexpr int kBytes = kWork + static_cast<int>(sizeof(WorkSlots<P>)) + kSwizzleBytes;
   static_assert(kBarriers % 16 == 0 && kWork % alignof(WorkSlots<P>) == 0 && kBytes <= kMostSharedBytes);
   unsigned char* begin;  // at a multiple of 1,024
@@ -59,14 +60,14 @@ struct GradientTiles {
 template <Gradient kGradient, typename P>
 RINGSPAN_DEVICE TileRows<typename P::Element> y1_rows(const TaskWork<P>& work, const TileWalk<P>& walk, int tile,
                                                       const kernels::AttendShape& shape) {
-  if constexpr (kGradient == Gradient::dq) return work.tile_rows(work.task->k, walk, tile, shape.head_dim);
-  return work.tile_rows(work.task->q, walk, tile, shape.head_dim);
+  if constexpr (kGradient == Gradient::dq) return work.tile_rows(work.task.k, walk, tile, shape.head_dim);
+  return work.tile_rows(work.task.q, walk, tile, shape.head_dim);
 }
 template <Gradient kGradient, typename P>
 RINGSPAN_DEVICE TileRows<typename P::Element> y2_rows(const TaskWork<P>& work, const TileWalk<P>& walk, int tile,
                                                       const kernels::AttendShape& shape) {
-  if constexpr (kGradient == Gradient::dq) return work.tile_rows(work.task->v, walk, tile, shape.head_dim_v);
-  return work.tile_rows(work.task->d_out, walk, tile, shape.head_dim_v);
+  if constexpr (kGradient == Gradient::dq) return work.tile_rows(work.task.v, walk, tile, shape.head_dim_v);
+  return work.tile_rows(work.task.d_out, walk, tile, shape.head_dim_v);
 }
 // The walk over query head t, of the task's first one.
 template <Gradient kGradient, typename P>

@@ -12,7 +12,8 @@ enum class Phase : std::uint8_t {
   wait_for_work,
   load,
   wait_for_rows,
-  first_tile,  // its wait included
+  first_tile,
+  wait_for_tile,
   other_tiles,
   last_sums,
   store,
@@ -21,12 +22,15 @@ enum class Phase : std::uint8_t {
   enter,
   look_at_rows,
   tell,
+  copy_rows,
+  wait_for_buffer,
   copy,
+  look_at_values,
   none,
 };
-inline constexpr const char* kPhaseNames[] = {"wait for work", "load",         "wait for rows", "first tile",
-                                              "other tiles",   "last sums",    "store",         "wait for slot",
-                                              "enter",         "look at rows", "tell",          "copy"};
+inline constexpr const char* kPhaseNames[] = {
+    "wait for work", "load",  "wait for rows", "first tile", "wait for tile", "other tiles",     "last sums", "store",
+    "wait for slot", "enter", "look at rows",  "tell",       "copy rows",     "wait for buffer", "copy",      "look at values"};
 inline constexpr int kPhases = static_cast<int>(Phase::none);
 static_assert(sizeof kPhaseNames / sizeof *kPhaseNames == kPhases);
 

@@ -6,7 +6,8 @@
 // waits for a resident with more to do, nor later, so that what the next one needs is on its way while results leave. Which
 // resident runs a block does not show in its results.
 //
-// Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident.
+// Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident, and
+// some times the latency of the device's memory per task.
 #pragma once
 
 #include "cuda/block_parts.h"
@@ -27,8 +28,7 @@ struct TaskWork {
     kWithout = 16,    // backward: a row that the block owns has lse = -inf
     kOver = 32,       // none: the resident has nothing more to do
   };
-  const kernels::AttendTask* task;
-  const kernels::AttendTask* first_task;  // of the block
+  kernels::AttendTask task, first_task;  // copies: it, and the first one of the block
   int flags;
   int batch, head;                       // of the tasks' batch items, and of their heads (WorkList)
   int first_row, rows;                   // that the block owns
@@ -103,10 +103,12 @@ class WorkList {
       ring_.publish(m_);
       return nullptr;
     }
-    m_.note(Phase::look_at_rows);
     const Group& group = arguments_.groups[group_];
-    const Task* const first_task = arguments_.tasks + group.first_task;
-    const Task& task = first_task[index_];
+    const Task* const tasks = arguments_.tasks + group.first_task;
+    copy_tasks(work, tasks[index_]);
+    m_.note(Phase::look_at_rows);
+    const Task& task = work.task;
+    if (index_ == 0) own_rows(group, task);
     const kernels::IndexRange heads = heads_of(task);
     const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
     m_.each([&](int thread) {
@@ -123,9 +125,7 @@ class WorkList {
     m_.note(Phase::tell);
     m_.each([&](int thread) {  // threads of different warps
       if (thread == 0) {
-        work.task = &task;
-        work.first_task = first_task;
-        work.flags = (without ? Work::kWithout : 0) | flags_of(first_task, group.task_count, !heads.empty());
+        work.flags = (without ? Work::kWithout : 0) | flags_of(tasks, group.task_count, !heads.empty());
         work.batch = batch_;
         work.head = head_;
         work.first_row = first_row_;
@@ -148,7 +148,7 @@ class WorkList {
   RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
 
  private:
-  // A block, and which rows it owns; false: there is none.
+  // A block; false: there is none.
   RINGSPAN_DEVICE bool enter() {
     if (has_begun_) {
       if (arguments_.blocks <= residents_) return false;
@@ -164,15 +164,34 @@ class WorkList {
     has_reserved_ = false;
     const BlockWork place = find_work(arguments_, block_, group_);
     group_ = static_cast<int>(place.group);
-    const Group& group = arguments_.groups[group_];
-    const Task& task = arguments_.tasks[group.first_task];
     batch_ = static_cast<int>(place.batch);
+    head_ = static_cast<int>(place.head);
+    tile_ = static_cast<int>(place.tile);
+    return true;
+  }
+
+  // All that is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.
+  RINGSPAN_DEVICE void copy_tasks(Work& work, const Task& task) {
+    using Word = std::uint64_t;
+    static_assert(sizeof(Task) % sizeof(Word) == 0 && sizeof(Task) / sizeof(Word) <= M::kThreads);
+    const Work& before = slots_.work[ring_.buffer(1)];
+    m_.each([&](int thread) {
+      if (thread >= static_cast<int>(sizeof(Task) / sizeof(Word))) return;
+      const Word word = reinterpret_cast<const Word*>(&task)[thread];
+      reinterpret_cast<Word*>(&work.task)[thread] = word;
+      reinterpret_cast<Word*>(&work.first_task)[thread] =
+          index_ == 0 ? word : reinterpret_cast<const Word*>(&before.first_task)[thread];
+    });
+    m_.sync();
+  }
+
+  // The rows of a block that has just been entered.
+  RINGSPAN_DEVICE void own_rows(const Group& group, const Task& task) {
     // The most work first: under a causal mask the last queries, and the first keys.
-    first_row_ = static_cast<int>(kOwnsQueries ? group.tiles - 1 - place.tile : place.tile) * P::kRows;
+    first_row_ = static_cast<int>(kOwnsQueries ? group.tiles - 1 - tile_ : tile_) * P::kRows;
     const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - first_row_;
     rows_ = left < P::kRows ? static_cast<int>(left) : P::kRows;
-    head_ = static_cast<int>(kOwnsQueries ? place.head : kv_head_of(task.head_first) + place.head);
-    return true;
+    if constexpr (!kOwnsQueries) head_ += kv_head_of(task.head_first);
   }
 
   RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count,
@@ -228,12 +247,12 @@ class WorkList {
     work.delta[thread] = *view_of<const float>(task.delta, batch_, head_).row(first_row_ + thread);
     return lse != kMinusInfinity;
   }
-  RINGSPAN_DEVICE int flags_of(const Task* first_task, int task_count, bool has_heads) const {
+  RINGSPAN_DEVICE int flags_of(const Task* tasks, int task_count, bool has_heads) const {
     const bool begins = index_ == 0;
     const bool ends = index_ + 1 == task_count;
     const int flags = (begins ? Work::kBegins : 0) | (ends ? Work::kEnds : 0);
     if constexpr (kOwner != Owner::state) return flags | (has_heads ? Work::kBeginsRows | Work::kEndsRows : 0);
-    const Task* const task = first_task + index_;
+    const Task* const task = tasks + index_;
     const bool begins_rows = begins || task->q.data != task[-1].q.data;
     const bool ends_rows = ends || task->q.data != task[1].q.data;
     return flags | (begins_rows ? Work::kBeginsRows : 0) | (ends_rows ? Work::kEndsRows : 0);
@@ -248,7 +267,7 @@ class WorkList {
   bool has_begun_ = false, has_reserved_ = false;
   int group_ = 0;
   int index_ = 0;  // of the task in the group
-  int batch_ = 0, head_ = 0, first_row_ = 0, rows_ = 0;
+  int batch_ = 0, head_ = 0, tile_ = 0, first_row_ = 0, rows_ = 0;
   typename M::template Registers<bool, 1> seen_;
   typename M::template Registers<int, 1> without_, reserved_;
 };
