@@ -95,6 +95,43 @@ TEST_P(WarpgroupBackwardTest, MappedTilesGiveTheSameBits) {
   expect_same(threads.dv, hardware.dv, "dv");
 }
 
+// Walks over more tiles than there are buffers, in more blocks than are resident: the next task is found out between the last
+// tiles of one.
+std::vector<Spec> long_walks_of(const kernels::AttendKernel& kernel) {
+  std::vector<Spec> specs;
+  for (const int head_dim : {64, 128}) {
+    Spec s = spec_of(kernel);
+    s.gap = 16;
+    s.head_dim = s.head_dim_v = head_dim;
+    s.batch = 1, s.n_q = 520, s.n_k = 1000;
+    specs.push_back(s);
+  }
+  return specs;
+}
+std::vector<Part> long_parts(const World& world) {
+  Part first = world.whole(-kUnbounded, 400), second = world.whole();
+  first.k_count = 700;
+  second.k_row = 700, second.k_count = 300;
+  return {first, second};
+}
+
+TEST_P(WarpgroupForwardTest, LongWalks) {
+  for (const Spec& s : long_walks_of(GetParam())) {
+    World world(s);
+    run_kernel(GetParam(), world, long_parts(world));
+    expect_forward(world, long_parts(world), s.describe());
+  }
+}
+
+TEST_P(WarpgroupBackwardTest, LongWalks) {
+  for (const Spec& s : long_walks_of(GetParam())) {
+    World world(s);
+    set_final_rows(world, exact_attention(world, long_parts(world)));
+    run_kernel(GetParam(), world, long_parts(world));
+    expect_backward(world, long_parts(world), s.describe());
+  }
+}
+
 // Documents that end within a tile, whose rest the hardware fills with rows of the next one: NaN there.
 Spec documents_of(const kernels::AttendKernel& kernel) {
   Spec s = spec_of(kernel);
