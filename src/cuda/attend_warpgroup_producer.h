@@ -13,7 +13,6 @@ class AttendWarpgroupProducer {
   using Element = typename P::Element;
   using Work = TaskWork<P>;
   using Walk = TileWalk<P>;
-  using List = WorkList<P, M, Owner::state>;
 
   RINGSPAN_DEVICE AttendWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared, int first,
                                           int residents)
@@ -42,9 +41,8 @@ class AttendWarpgroupProducer {
     for (int tile = 0; tile <= walk.tiles; ++tile) {
       if (tile < walk.tiles) copy_keys(work, walk, tile);
       if (tile == 0 && (flags & Work::kBeginsRows) != 0) copy_queries(work);  // which are in use for longer than keys
-      if (tile + List::kTilesAhead >= walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
+      if (tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
       if (tile > 0) copy_values(work, walk, tile - 1);
-      if (tile > AttendTiles<P>::kBuffers && tile < walk.tiles) work_list_.go_ahead(walk.tiles - tile);
     }
   }
 
@@ -97,7 +95,7 @@ class AttendWarpgroupProducer {
   TileRing<1> query_ring_;
   TileRing<AttendTiles<P>::kBuffers> key_ring_, value_ring_;
   Landing landing_;
-  List work_list_;
+  WorkList<P, M, Owner::state> work_list_;
   typename M::template Registers<int, 1> flags_;
 };
 

@@ -15,7 +15,6 @@ class GradientWarpgroupProducer {
   using Tiles = GradientTiles<P>;
   using Work = TaskWork<P>;
   using Walk = TileWalk<P>;
-  using List = WorkList<P, M, kOwnsQueries ? Owner::query_gradients : Owner::key_gradients>;
 
   RINGSPAN_DEVICE GradientWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared, int first,
                                             int residents)
@@ -43,21 +42,17 @@ class GradientWarpgroupProducer {
     const bool has_maps = M::uniform(work.first.map) >= 0 && M::uniform(work.second.map) >= 0 && !looks_at_all(flags);
     for (int t = M::uniform(work.heads_begin); t < end; ++t) {
       const Walk walk = walk_over<kGradient>(work.walk.template uniform<M>(), t);
-      const bool is_last = t + 1 == end;
-      const int last_begin = is_last ? walk.tiles - List::kTilesAhead : walk.tiles;  // from there on one by one
+      const bool ends = t + 1 == end && (flags & Work::kEnds) != 0;
       for (int tile = 0; tile < walk.tiles;) {
-        if (tile >= last_begin && (flags & Work::kEnds) != 0) work_list_.reserve();
         if (has_maps && walk.is_full(tile)) {
           const int whole_end = walk.full_end < walk.tiles ? walk.full_end : walk.tiles;
-          const int before_last = last_begin < whole_end ? last_begin : whole_end;
-          const int tiles_end = before_last > tile ? before_last : tile + 1;
-          copy_whole_columns(work, walk, tile, tiles_end);
-          tile = tiles_end;
+          copy_whole_columns(work, walk, tile, whole_end, ends && whole_end == walk.tiles);
+          tile = whole_end;
         } else {
+          if (ends && tile + 1 == walk.tiles) work_list_.reserve();
           copy_columns(work, walk, tile, looks_at_all(flags));
           ++tile;
         }
-        if (is_last && tile > Tiles::kBuffers && tile < walk.tiles) work_list_.go_ahead(walk.tiles - tile);
       }
     }
   }
@@ -135,7 +130,7 @@ class GradientWarpgroupProducer {
 
   // Tiles [begin, end), which all rows see whole and which have maps: in a loop of few instructions, since nobody multiplies
   // faster than tiles come. One thread asks for the tiles, another warp has lse and delta of the next tile on their way.
-  RINGSPAN_DEVICE void copy_whole_columns(const Work& work, const Walk& walk, int begin, int end) {
+  RINGSPAN_DEVICE void copy_whole_columns(const Work& work, const Walk& walk, int begin, int end, bool reserves) {
     const int batch = M::uniform(work.batch);
     const int first_map = M::uniform(work.first.map), first_row = M::uniform(work.first.row);
     const int second_map = M::uniform(work.second.map), second_row = M::uniform(work.second.row);
@@ -149,6 +144,7 @@ class GradientWarpgroupProducer {
     for (int tile = begin; tile < end; ++tile) {
       const int buffer = column_ring_.buffer();
       const int row = walk.first(tile);
+      if (reserves && tile + 1 == end) work_list_.reserve();
       m_.note(Phase::wait_for_buffer);
       column_ring_.acquire(m_);
       m_.note(Phase::copy);
@@ -205,7 +201,7 @@ class GradientWarpgroupProducer {
   TileRing<1> row_ring_;
   TileRing<Tiles::kBuffers> column_ring_;
   Landing landing_;
-  List work_list_;
+  WorkList<P, M, kOwnsQueries ? Owner::query_gradients : Owner::key_gradients> work_list_;
   typename M::template Registers<int, 1> non_finite_;
   typename M::template Registers<float, 4> statistics_;
 };

@@ -3,8 +3,8 @@
 //
 // A launch has as many blocks of threads as the device runs at a time, its residents. Each begins with the block of its own
 // number and takes the next one that nobody has when it has nearly copied all for the one before, not earlier, so that no one
-// waits for a resident with more to do, nor later, so that what the next one needs is on its way while results leave. It is found
-// out step by step between the last tiles. Which resident runs a block does not show in its results.
+// waits for a resident with more to do, nor later, so that what the next one needs is on its way while results leave. Which
+// resident runs a block does not show in its results.
 //
 // Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident, and
 // some times the latency of the device's memory per task.
@@ -75,76 +75,45 @@ class WorkList {
   using Task = kernels::AttendTask;
   using Work = TaskWork<P>;
   static constexpr bool kOwnsQueries = kOwner != Owner::key_gradients;
-  static constexpr int kSteps = 3;
-  static constexpr int kTilesAhead = kSteps + 1;  // before its end the next block is asked for
   static_assert(M::kThreads == P::kRows);
 
   RINGSPAN_DEVICE WorkList(M& m, const AttendArguments& arguments, WorkRing ring, WorkSlots<P>& slots, int first, int residents)
       : m_(m), arguments_(arguments), ring_(ring), slots_(slots), residents_(residents), block_(first) {}
 
-  // Asks for the block after this one, if nobody has; its number is on its way until it is needed.
+  // Asks for the block after this one; its number is on its way until next() needs it.
   RINGSPAN_DEVICE void reserve() {
-    if (steps_ == 0 && !has_reserved_) ask();
-  }
-
-  // A step towards the next task, between tiles of this one, of which `left` are not yet copied, so that no step makes them late.
-  // Only when the other side has begun with this task: the first step waits for the slot of the one before. Barriers.
-  RINGSPAN_DEVICE void go_ahead(int left) {
-    if (left < kTilesAhead && steps_ < kSteps) step();
+    has_reserved_ = true;
+    if (arguments_.blocks <= residents_) return;
+    m_.each([&](int thread) {
+      if (thread == 0) reserved_[thread][0] = residents_ + M::fetch_add(arguments_.taken, 1);
+    });
   }
 
   // Publishes the next task and returns it; null, which is told too, where there is none. The one returned before is then still
   // there, those before it are not. Barriers.
   RINGSPAN_DEVICE const Work* next() {
-    while (steps_ < kSteps) step();
-    m_.note(Phase::copy);
-    steps_ = 0;
-    return is_over_ ? nullptr : work_;
-  }
-  RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
-
- private:
-  RINGSPAN_DEVICE void step() {
-    const int step = steps_++;
-    if (is_over_) return;
-    if (step == 0) {
-      m_.note(Phase::wait_for_slot);
-      ring_.acquire(m_);
-      m_.note(Phase::enter);
-      work_ = &slots_.work[ring_.buffer()];
-      begin();
-    } else if (step == 1) {
-      m_.note(Phase::look_at_rows);
-      look_at_rows(*work_);
-    } else {
-      m_.note(Phase::tell);
-      tell(*work_);
-    }
-    m_.note(Phase::copy);
-  }
-
-  // Finds the block, if this is the first of its tasks, and the task.
-  RINGSPAN_DEVICE void begin() {
-    is_over_ = index_ == 0 && !enter();
-    if (is_over_) {
+    m_.note(Phase::wait_for_slot);
+    ring_.acquire(m_);
+    m_.note(Phase::enter);
+    Work& work = slots_.work[ring_.buffer()];
+    if (index_ == 0 && !enter()) {
       m_.each([&](int thread) {
-        if (thread == 0) work_->flags = Work::kOver;
+        if (thread == 0) work.flags = Work::kOver;
       });
       ring_.publish(m_);
-      return;
+      return nullptr;
     }
     const Group& group = arguments_.groups[group_];
-    copy_tasks(*work_, arguments_.tasks[group.first_task + index_]);
-    if (index_ == 0) own_rows(group, work_->task);
-  }
-
-  RINGSPAN_DEVICE void look_at_rows(Work& work) {
+    const Task* const tasks = arguments_.tasks + group.first_task;
+    copy_tasks(work, tasks[index_]);
+    m_.note(Phase::look_at_rows);
     const Task& task = work.task;
-    const bool has_heads = !heads_of(task).empty();
-    const std::int64_t count = count_of(task);
+    if (index_ == 0) own_rows(group, task);
+    const kernels::IndexRange heads = heads_of(task);
+    const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
     m_.each([&](int thread) {
       kernels::IndexRange range{};
-      if (thread < rows_ && has_heads) range = columns_of_row(task, first_row_ + thread);
+      if (thread < rows_ && !heads.empty()) range = columns_of_row(task, first_row_ + thread);
       work.begin[thread] = static_cast<int>(range.begin < count ? range.begin : count);
       work.end[thread] = static_cast<int>(range.end < count ? range.end : count);
       const bool without = !has_statistics(work, task, thread);
@@ -152,18 +121,11 @@ class WorkList {
       seen_[thread][0] = (index_ != 0 && seen_[thread][0]) || (!range.empty() && !without);
       work.seen[thread] = seen_[thread][0];
     });
-    is_without_ = m_.sync_any(without_);
-  }
-
-  RINGSPAN_DEVICE void tell(Work& work) {
-    const Group& group = arguments_.groups[group_];
-    const Task& task = work.task;
-    const kernels::IndexRange heads = heads_of(task);
-    const std::int64_t count = count_of(task);
+    const bool without = m_.sync_any(without_);
+    m_.note(Phase::tell);
     m_.each([&](int thread) {  // threads of different warps
       if (thread == 0) {
-        work.flags = (is_without_ ? Work::kWithout : 0) |
-                     flags_of(arguments_.tasks + group.first_task, group.task_count, !heads.empty());
+        work.flags = (without ? Work::kWithout : 0) | flags_of(tasks, group.task_count, !heads.empty());
         work.batch = batch_;
         work.head = head_;
         work.first_row = first_row_;
@@ -180,21 +142,17 @@ class WorkList {
     m_.sync();
     ring_.publish(m_);
     index_ = index_ + 1 == group.task_count ? 0 : index_ + 1;
+    m_.note(Phase::copy);
+    return &work;
   }
+  RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
 
-  RINGSPAN_DEVICE void ask() {
-    has_reserved_ = true;
-    if (arguments_.blocks <= residents_) return;
-    m_.each([&](int thread) {
-      if (thread == 0) reserved_[thread][0] = residents_ + M::fetch_add(arguments_.taken, 1);
-    });
-  }
-
+ private:
   // A block; false: there is none.
   RINGSPAN_DEVICE bool enter() {
     if (has_begun_) {
       if (arguments_.blocks <= residents_) return false;
-      if (!has_reserved_) ask();
+      if (!has_reserved_) reserve();
       m_.each([&](int thread) {
         if (thread == 0) slots_.taken = reserved_[thread][0];
       });
@@ -258,7 +216,6 @@ class WorkList {
     return find_place(arguments_.maps, operand, width, count, static_cast<int>(end), batch_ + 1);
   }
 
-  RINGSPAN_DEVICE std::int64_t count_of(const Task& task) const { return kOwnsQueries ? task.k_count : task.q_count; }
   RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task) const {
     if constexpr (kOwnsQueries) return {head_, head_ + 1};
     const int group = arguments_.params.shape.group;
@@ -306,9 +263,6 @@ class WorkList {
   WorkRing ring_;
   WorkSlots<P>& slots_;
   const int residents_;
-  Work* work_ = nullptr;  // that is being found out
-  int steps_ = 0;         // that are done
-  bool is_over_ = false, is_without_ = false;
   int block_;
   bool has_begun_ = false, has_reserved_ = false;
   int group_ = 0;
