@@ -43,7 +43,7 @@
 #define RINGSPAN_DEVICE __device__ __forceinline__
 #define RINGSPAN_UNROLL _Pragma("unroll")
 #define RINGSPAN_UNROLL_4 _Pragma("unroll 4")
-#define RINGSPAN_NO_UNROLL _Pragma("unroll 1")  // seldom taken
+#define RINGSPAN_NO_UNROLL _Pragma("unroll 1")  // seldom taken, or to be short
 #else
 #define RINGSPAN_DEVICE inline
 #define RINGSPAN_UNROLL

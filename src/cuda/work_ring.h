@@ -170,7 +170,7 @@ class WorkList {
     return true;
   }
 
-  // All that is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.
+  // What is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.
   RINGSPAN_DEVICE void copy_tasks(Work& work, const Task& task) {
     using Word = std::uint64_t;
     static_assert(sizeof(Task) % sizeof(Word) == 0 && sizeof(Task) / sizeof(Word) <= M::kThreads);
