@@ -103,7 +103,7 @@ std::vector<Spec> long_walks_of(const kernels::AttendKernel& kernel) {
     Spec s = spec_of(kernel);
     s.gap = 16;
     s.head_dim = s.head_dim_v = head_dim;
-    s.batch = 1, s.n_q = 520, s.n_k = 1000;
+    s.batch = 1, s.kv_heads = 1, s.n_q = 400, s.n_k = 1000;
     specs.push_back(s);
   }
   return specs;
