@@ -39,12 +39,12 @@ class GradientWarpgroupProducer {
     const int flags = M::uniform(work.flags);
     if ((flags & Work::kBeginsRows) != 0) copy_rows(work);
     const int end = M::uniform(work.heads_end);
-    const bool has_maps = M::uniform(work.first.map) >= 0 && M::uniform(work.second.map) >= 0 && !looks_at_all(flags);
+    const bool in_loop = M::uniform(work.first.map) >= 0 && M::uniform(work.second.map) >= 0 && !looks_at_all(flags);
     for (int t = M::uniform(work.heads_begin); t < end; ++t) {
       const Walk walk = walk_over<kGradient>(work.walk.template uniform<M>(), t);
       const bool ends = t + 1 == end && (flags & Work::kEnds) != 0;
       for (int tile = 0; tile < walk.tiles;) {
-        if (has_maps && walk.is_full(tile)) {
+        if (in_loop && walk.is_full(tile)) {
           const int whole_end = walk.full_end < walk.tiles ? walk.full_end : walk.tiles;
           copy_whole_columns(work, walk, tile, whole_end, ends && whole_end == walk.tiles);
           tile = whole_end;

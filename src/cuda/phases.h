@@ -12,7 +12,7 @@ enum class Phase : std::uint8_t {
   wait_for_work,
   load,
   wait_for_rows,
-  first_tile,
+  first_tile,  // forward, its wait included
   wait_for_tile,
   other_tiles,
   last_sums,

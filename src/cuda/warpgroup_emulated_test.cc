@@ -95,8 +95,7 @@ TEST_P(WarpgroupBackwardTest, MappedTilesGiveTheSameBits) {
   expect_same(threads.dv, hardware.dv, "dv");
 }
 
-// Walks over more tiles than there are buffers, in more blocks than are resident: the next task is found out between the last
-// tiles of one.
+// Walks over more tiles than there are buffers, in more blocks than are resident.
 std::vector<Spec> long_walks_of(const kernels::AttendKernel& kernel) {
   std::vector<Spec> specs;
   for (const int head_dim : {64, 128}) {
