@@ -7,6 +7,7 @@
 #include <map>
 #include <mutex>
 #include <thread>
+#include <utility>
 
 #include "cuda/cudnn.h"
 #include "cuda/device_launch.h"
@@ -24,10 +25,12 @@ void forget_error() { static_cast<void>(cudaGetLastError()); }
 void ignore(cudaError_t status) {
   if (status != cudaSuccess) forget_error();
 }
-void check(cudaError_t status, const std::string& what) {
+template <typename... Arguments>
+void check(cudaError_t status, fmt::format_string<Arguments...> what, Arguments&&... arguments) {
   if (status == cudaSuccess) return;
   forget_error();
-  throw DeviceError(fmt::format("{}: {} ({})", what, cudaGetErrorString(status), cudaGetErrorName(status)));
+  throw DeviceError(fmt::format("{}: {} ({})", fmt::format(what, std::forward<Arguments>(arguments)...),
+                                cudaGetErrorString(status), cudaGetErrorName(status)));
 }
 
 // The calling thread's current device is the caller's business: it is restored.
@@ -35,7 +38,7 @@ class CurrentDevice {
  public:
   explicit CurrentDevice(int index) {
     check(cudaGetDevice(&before_), "cannot ask for the current device");
-    if (before_ != index) check(cudaSetDevice(index), fmt::format("cannot use cuda:{}", index));
+    if (before_ != index) check(cudaSetDevice(index), "cannot use cuda:{}", index);
     changed_ = before_ != index;
   }
   ~CurrentDevice() {
@@ -70,7 +73,7 @@ const cudaDeviceProp& properties_of(int index) {
   const auto found = known.find(index);
   if (found != known.end()) return found->second;
   cudaDeviceProp properties{};
-  check(cudaGetDeviceProperties(&properties, index), fmt::format("cannot ask for the properties of cuda:{}", index));
+  check(cudaGetDeviceProperties(&properties, index), "cannot ask for the properties of cuda:{}", index);
   return known.emplace(index, properties).first->second;
 }
 
@@ -78,7 +81,7 @@ class CudaPoint final : public StreamPoint {
  public:
   explicit CudaPoint(const std::string& device) {
     const RelaxedCapture relaxed;
-    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cannot create an event on " + device);
+    check(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming), "cannot create an event on {}", device);
   }
   ~CudaPoint() override { ignore(cudaEventDestroy(event_)); }
   CudaPoint(const CudaPoint&) = delete;
@@ -109,9 +112,9 @@ class CudaRuntime final : public Runtime {
     shared_bytes_ = static_cast<int>(properties.sharedMemPerBlockOptin);
     multiprocessors_ = properties.multiProcessorCount;
     has_warpgroups_ = RINGSPAN_CUDA_SM90A && properties.major == 9 && properties.minor == 0;
-    if (owns_stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
+    if (owns_stream_) check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "cannot create a stream on {}", name_);
     for (cudaEvent_t& event : events_)
-      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cannot create an event on " + name_);
+      check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), "cannot create an event on {}", name_);
   }
 
   void check_kernels(const cudaDeviceProp& properties) const {
@@ -119,7 +122,7 @@ class CudaRuntime final : public Runtime {
     const cudaError_t status = find_kernels();
     // Which of both depends on the call that loads them.
     const bool has_no_code = status == cudaErrorNoKernelImageForDevice || status == cudaErrorInvalidDeviceFunction;
-    if (!has_no_code) return check(status, "cannot load kernels for " + name_);
+    if (!has_no_code) return check(status, "cannot load kernels for {}", name_);
     forget_error();
     throw Unsupported(
         fmt::format("{} has compute capability {}.{}, and this library was compiled for {}: build it with "
@@ -149,11 +152,11 @@ class CudaRuntime final : public Runtime {
     if (peer == nullptr || peer->index_ == index_) return;
     const CurrentDevice current(index_);
     int can = 0;
-    check(cudaDeviceCanAccessPeer(&can, index_, peer->index_), fmt::format("cannot ask {} about {}", name_, peer->name_));
+    check(cudaDeviceCanAccessPeer(&can, index_, peer->index_), "cannot ask {} about {}", name_, peer->name_);
     if (can == 0) return;
     const cudaError_t status = cudaDeviceEnablePeerAccess(peer->index_, 0);
     if (status == cudaErrorPeerAccessAlreadyEnabled) return forget_error();
-    check(status, fmt::format("{} cannot reach {}", name_, peer->name_));
+    check(status, "{} cannot reach {}", name_, peer->name_);
   }
   int shared_bytes_per_block() const override { return shared_bytes_; }
   bool has_warpgroups() const override { return has_warpgroups_; }
@@ -171,7 +174,7 @@ class CudaRuntime final : public Runtime {
   bool is_capturing() override {
     const CurrentDevice current(index_);
     cudaStreamCaptureStatus status{};
-    check(cudaStreamIsCapturing(stream_, &status), name_ + " cannot take part in the capture of another stream");
+    check(cudaStreamIsCapturing(stream_, &status), "{} cannot take part in the capture of another stream", name_);
     return status == cudaStreamCaptureStatusActive;
   }
 
@@ -179,7 +182,7 @@ class CudaRuntime final : public Runtime {
     const CurrentDevice current(index_);
     const RelaxedCapture relaxed;
     void* data = nullptr;
-    check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), fmt::format("cannot allocate {} bytes on {}", bytes, name_));
+    check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "cannot allocate {} bytes on {}", bytes, name_);
     return static_cast<std::byte*>(data);
   }
   void release(std::byte* data) noexcept override { ignore(cudaFree(data)); }
@@ -188,24 +191,24 @@ class CudaRuntime final : public Runtime {
     const RelaxedCapture relaxed;
     void* data = nullptr;
     check(cudaHostAlloc(&data, static_cast<std::size_t>(bytes), cudaHostAllocPortable),
-          fmt::format("cannot allocate {} bytes of pinned host memory for {}", bytes, name_));
+          "cannot allocate {} bytes of pinned host memory for {}", bytes, name_);
     return static_cast<std::byte*>(data);
   }
   void release_host(std::byte* data) noexcept override { ignore(cudaFreeHost(data)); }
   void copy(void* to, const void* from, std::int64_t bytes) override {
     const CurrentDevice current(index_);
-    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_),
-          fmt::format("cannot copy {} bytes on {}", bytes, name_));
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_), "cannot copy {} bytes on {}",
+          bytes, name_);
   }
   void copy_at_once(void* to, const void* from, std::int64_t bytes) override {
     const CurrentDevice current(index_);
     const RelaxedCapture relaxed;
     if (at_once_ == nullptr) {
-      check(cudaStreamCreateWithFlags(&at_once_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
+      check(cudaStreamCreateWithFlags(&at_once_, cudaStreamNonBlocking), "cannot create a stream on {}", name_);
     }
-    const std::string what = fmt::format("cannot copy {} bytes on {}", bytes, name_);
-    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, at_once_), what);
-    check(cudaStreamSynchronize(at_once_), what);
+    constexpr const char* kWhat = "cannot copy {} bytes on {}";
+    check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, at_once_), kWhat, bytes, name_);
+    check(cudaStreamSynchronize(at_once_), kWhat, bytes, name_);
   }
 
   bool holds_pinned(const void* data) const override {
@@ -224,14 +227,12 @@ class CudaRuntime final : public Runtime {
   void copy_beside(const BlockCopy& block) override {
     const CurrentDevice current(index_);
     const auto width = static_cast<std::size_t>(block.width);
-    const std::string what = fmt::format("cannot copy {} x {} bytes on {}", block.height, block.width, name_);
-    if (block.height == 1) {
-      return check(cudaMemcpyAsync(block.to, block.from, width, cudaMemcpyDefault, copy_stream_), what);
-    }
-    check(cudaMemcpy2DAsync(block.to, static_cast<std::size_t>(block.to_pitch), block.from,
-                            static_cast<std::size_t>(block.from_pitch), width, static_cast<std::size_t>(block.height),
-                            cudaMemcpyDefault, copy_stream_),
-          what);
+    const cudaError_t status = block.height == 1
+                                   ? cudaMemcpyAsync(block.to, block.from, width, cudaMemcpyDefault, copy_stream_)
+                                   : cudaMemcpy2DAsync(block.to, static_cast<std::size_t>(block.to_pitch), block.from,
+                                                       static_cast<std::size_t>(block.from_pitch), width,
+                                                       static_cast<std::size_t>(block.height), cudaMemcpyDefault, copy_stream_);
+    check(status, "cannot copy {} x {} bytes on {}", block.height, block.width, name_);
   }
   void wait_for_copies() override {
     const CurrentDevice current(index_);
@@ -290,7 +291,7 @@ class CudaRuntime final : public Runtime {
 
   Event record() override {
     const CurrentDevice current(index_);
-    check(cudaEventRecord(slot(++recorded_), stream_), "cannot record an event on " + name_);
+    check(cudaEventRecord(slot(++recorded_), stream_), "cannot record an event on {}", name_);
     return recorded_;
   }
   bool is_complete(Event event) override {
@@ -302,7 +303,7 @@ class CudaRuntime final : public Runtime {
       forget_error();
       return false;
     }
-    check(status, name_ + " failed");
+    check(status, "{} failed", name_);
     return true;
   }
   void wait(Event event, FunctionRef<void()> progress) override {
@@ -324,12 +325,12 @@ class CudaRuntime final : public Runtime {
   void record(StreamPoint& point, void* stream) override {
     const CurrentDevice current(index_);
     check(cudaEventRecord(static_cast<CudaPoint&>(point).event(), static_cast<cudaStream_t>(stream)),
-          "cannot record an event on " + name_);
+          "cannot record an event on {}", name_);
   }
   void follow(const StreamPoint& point, void* stream) override {
     const CurrentDevice current(index_);
     check(cudaStreamWaitEvent(static_cast<cudaStream_t>(stream), static_cast<const CudaPoint&>(point).event(), 0),
-          "cannot let a stream wait on " + name_);
+          "cannot let a stream wait on {}", name_);
   }
 
   void finish() noexcept override {
@@ -347,20 +348,18 @@ class CudaRuntime final : public Runtime {
 
   void make_copy_stream() {
     if (copy_stream_ != nullptr) return;
-    check(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking), "cannot create a stream on " + name_);
+    check(cudaStreamCreateWithFlags(&copy_stream_, cudaStreamNonBlocking), "cannot create a stream on {}", name_);
     for (cudaEvent_t* event : {&computed_, &copied_})
-      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cannot create an event on " + name_);
+      check(cudaEventCreateWithFlags(event, cudaEventDisableTiming), "cannot create an event on {}", name_);
   }
   // What is enqueued on `later` from now on runs after what is on `earlier` now.
   void order(cudaStream_t earlier, cudaEvent_t event, cudaStream_t later) const {
-    check(cudaEventRecord(event, earlier), "cannot record an event on " + name_);
-    check(cudaStreamWaitEvent(later, event, 0), "cannot let a stream wait on " + name_);
+    check(cudaEventRecord(event, earlier), "cannot record an event on {}", name_);
+    check(cudaStreamWaitEvent(later, event, 0), "cannot let a stream wait on {}", name_);
   }
 
   cudaEvent_t slot(Event event) const { return events_[event % kEvents]; }
-  void launched(cudaError_t status, const char* kernel) const {
-    check(status, fmt::format("cannot launch {} on {}", kernel, name_));
-  }
+  void launched(cudaError_t status, const char* kernel) const { check(status, "cannot launch {} on {}", kernel, name_); }
 
   int index_;
   cudaStream_t stream_;
