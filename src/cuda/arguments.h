@@ -42,9 +42,10 @@ struct AttendArguments {
   const kernels::AttendTask* tasks = nullptr;  // in the order of the groups
   const Group* groups = nullptr;
   std::int64_t group_count = 0;
-  std::int64_t blocks = 0;        // of this launch
-  std::int32_t* taken = nullptr;  // wgmma: how many blocks residents took beside their first ones (work_ring.h); begins with 0
-  TileMaps maps;                  // wgmma: of the side that blocks walk over; may lack any
+  std::int64_t blocks = 0;  // of this launch
+  std::int32_t* taken =
+      nullptr;    // wgmma: how many blocks residents took beside their first ones (work_ring.h); 0 between launches
+  TileMaps maps;  // wgmma: of the side that blocks walk over; may lack any
 };
 
 enum class RowOp : std::uint8_t { fill, copy, add, merge, merge_states, finalize, delta };

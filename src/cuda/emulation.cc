@@ -5,6 +5,7 @@
 #include <new>
 #include <vector>
 
+#include "base/check.h"
 #include "cuda/attend_block.h"
 #include "cuda/attend_warpgroup_block.h"
 #include "cuda/attend_warpgroup_producer.h"
@@ -114,6 +115,7 @@ void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span
     std::int32_t taken = 0;
     arguments.taken = &taken;
     launch(arguments, wave.blocks);
+    RINGSPAN_CHECK(taken == 0);  // the next launch may use it
   }
 }
 

@@ -3,23 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstring>
 #include <limits>
 
 #include "base/check.h"
-#include "cuda/make_tile_maps.h"
-#include "cuda/row_layout.h"
 #include "cuda/select.h"
 #include "ringspan/error.h"
 
 namespace ringspan::cuda {
 namespace {
-
-static_assert(sizeof(Group) == internal::kTaskGroupBytes);
-
-std::int64_t aligned(std::int64_t bytes) {
-  return (bytes + internal::kTaskListAlignment - 1) / internal::kTaskListAlignment * internal::kTaskListAlignment;
-}
 
 RowOp op_of(internal::LaunchKind kind) {
   using internal::LaunchKind;
@@ -44,34 +35,7 @@ RowOp op_of(internal::LaunchKind kind) {
 
 }  // namespace
 
-GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)) {}
-
-GpuDevice::~GpuDevice() {
-  release_sides();
-  for (Side& side : captured_) release(side);
-}
-
-GpuDevice::Side GpuDevice::make_side() const {
-  Side side;
-  side.host = runtime_->allocate_host(capacity_);
-  try {
-    side.device = runtime_->allocate(capacity_);
-  } catch (...) {
-    runtime_->release_host(side.host);
-    throw;
-  }
-  return side;
-}
-
-void GpuDevice::release(Side& side) noexcept {
-  if (side.host != nullptr) runtime_->release_host(side.host);
-  if (side.device != nullptr) runtime_->release(side.device);
-  side = {};
-}
-
-void GpuDevice::release_sides() noexcept {
-  for (Side& side : sides_) release(side);
-}
+GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)), lists_(*runtime_) {}
 
 void GpuDevice::name_kernels(std::string_view attend, std::string_view attend_backward) {
   const auto is_named = [](std::string_view name) { return name == "wgmma"; };
@@ -222,88 +186,26 @@ void GpuDevice::copy_lse(const FusedCall& call, std::byte* to) {
   rows(launch, {&task, 1}, nullptr);
 }
 
-void GpuDevice::reserve(std::int64_t task_list_bytes) {
-  capacity_ = task_list_bytes;
-  release_sides();
-  for (Side& side : sides_) side = make_side();
-}
-
-void GpuDevice::begin_pass() {
-  current_ = nullptr;
-  used_ = 0;
-}
-
-// Which nothing that was enqueued reads any more.
-GpuDevice::Side& GpuDevice::next_side() {
-  in_capture_ = runtime_->is_capturing();
-  if (in_capture_) {
-    captured_.reserve(captured_.size() + 1);
-    return captured_.emplace_back(make_side());
-  }
-  sides_[side_].last_use = runtime_->record();
-  side_ = 1 - side_;
-  runtime_->wait(sides_[side_].last_use, [] {});  // of the pass before the last one
-  return sides_[side_];
-}
-
-// By one copy, which a capture does not hold: nothing else is written there.
-template <typename... Lists>
-std::tuple<const typename Lists::element_type*...> GpuDevice::send(const Lists&... lists) {
-  if (current_ == nullptr) current_ = &next_side();
-  const Side& side = *current_;
-  const std::int64_t begin = used_;
-  const auto put = [&](const auto& list) {
-    const auto bytes = static_cast<std::int64_t>(list.size_bytes());
-    RINGSPAN_CHECK(used_ + bytes <= capacity_);
-    std::memcpy(side.host + used_, list.data(), list.size_bytes());
-    const auto* sent = reinterpret_cast<decltype(list.data())>(side.device + used_);
-    used_ = aligned(used_ + bytes);
-    return sent;
-  };
-  const std::tuple<const typename Lists::element_type*...> sent{put(lists)...};
-  const std::int64_t bytes = std::min(used_, capacity_) - begin;
-  if (in_capture_) {
-    runtime_->copy_at_once(side.device + begin, side.host + begin, bytes);
-  } else {
-    runtime_->copy(side.device + begin, side.host + begin, bytes);
-  }
-  return sent;
-}
-
 void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
                           Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
-  const TileKernel kernel = tile_kernel(named, params.shape);
-  const Schedule schedule = schedule_attend(tasks, owner, params.shape.group, tile_sizes(kernel, params.shape).rows(owner));
-  if (schedule.waves.empty()) return;
-  std::vector<kernels::AttendTask> ordered;
-  ordered.reserve(schedule.order.size());
-  for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
+  const kernels::AttendShape& shape = params.shape;
+  const TileKernel kernel = tile_kernel(named, shape);
+  const AttendLists& lists = lists_.attend({kernel, owner, shape.dtype, shape.head_dim, shape.head_dim_v, shape.group}, tasks,
+                                           tile_sizes(kernel, shape).rows(owner), shape);
+  if (lists.waves.empty()) return;
   AttendArguments arguments;
   arguments.kernel = kernel;
   set_params(arguments, params);
-  if (kernel == TileKernel::wgmma) arguments.maps = tile_maps_of(params.shape, tasks, owner);
-  const std::vector<std::int32_t> zeros(schedule.waves.size());
-  const auto [tasks_sent, groups, taken] = send(std::span<const kernels::AttendTask>(ordered),
-                                                std::span<const Group>(schedule.groups), std::span<const std::int32_t>(zeros));
-  if (in_capture_ && kernel == TileKernel::wgmma) reset_in_replays(schedule.waves, taken);
-  arguments.tasks = tasks_sent;
-  for (std::size_t index = 0; index < schedule.waves.size(); ++index) {
-    const Wave& wave = schedule.waves[index];
-    arguments.groups = groups + wave.first;
+  arguments.maps = lists.maps;
+  arguments.tasks = lists.tasks;
+  for (std::size_t index = 0; index < lists.waves.size(); ++index) {
+    const Wave& wave = lists.waves[index];
+    arguments.groups = lists.groups + wave.first;
     arguments.group_count = wave.count;
     arguments.blocks = wave.blocks;
-    arguments.taken = const_cast<std::int32_t*>(taken + index);
+    arguments.taken = lists.taken + index;
     launch(arguments, wave.blocks);
   }
-}
-
-// Launches that count leave their counters behind.
-void GpuDevice::reset_in_replays(std::span<const Wave> waves, const std::int32_t* counters) {
-  const auto counts = [&](const Wave& wave) { return wave.blocks > runtime_->residents(); };
-  if (std::none_of(waves.begin(), waves.end(), counts)) return;
-  const std::int64_t offset = reinterpret_cast<const std::byte*>(counters) - current_->device;
-  runtime_->copy(current_->device + offset, current_->host + offset,
-                 static_cast<std::int64_t>(waves.size() * sizeof *counters));
 }
 
 void GpuDevice::attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
@@ -327,45 +229,28 @@ void GpuDevice::attend_backward(const kernels::AttendParams& params, std::span<c
 
 void GpuDevice::rows(const internal::Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) {
   const RowOp op = op_of(launch.kind);
-  const RowOperands shape = operands_of(op, launch.width);
-  std::vector<Access> accesses;
-  for (std::size_t index = 0; index < tasks.size(); ++index) {
-    add_accesses(tasks[index], static_cast<std::int64_t>(index), shape.written, shape.widths, accesses);
-  }
-  const std::vector<std::int64_t> waves = waves_of(std::move(accesses), static_cast<std::int64_t>(tasks.size()));
-  const std::int64_t last = waves.empty() ? -1 : *std::max_element(waves.begin(), waves.end());
-  for (std::int64_t wave = 0; wave <= last; ++wave) {
-    std::vector<kernels::RowTask> members;
-    std::vector<std::int64_t> first_blocks;
-    std::int64_t blocks = 0;
-    for (std::size_t index = 0; index < tasks.size(); ++index) {
-      const std::int64_t count = tasks[index].batch_count * tasks[index].row_count * tasks[index].head_count;
-      if (waves[index] != wave || count == 0) continue;
-      members.push_back(tasks[index]);
-      first_blocks.push_back(blocks);
-      blocks += (count + rows_per_block(launch.width) - 1) / rows_per_block(launch.width);
-    }
-    if (members.empty()) continue;
+  const RowLists& lists = lists_.rows({op, launch.width}, tasks);
+  for (const RowLists::Wave& wave : lists.waves) {
     RowArguments arguments;
     arguments.op = op;
     arguments.width = launch.width;
     arguments.value = launch.value;
     arguments.sinks = sinks;
-    if (members.size() <= RowArguments::kShort) {
-      std::copy(members.begin(), members.end(), arguments.short_tasks);
-      std::copy(first_blocks.begin(), first_blocks.end(), arguments.short_first_blocks);
+    if (wave.count <= static_cast<std::int64_t>(RowArguments::kShort)) {
+      std::copy_n(lists.ordered.begin() + wave.first, wave.count, arguments.short_tasks);
+      std::copy_n(lists.first_blocks.begin() + wave.first, wave.count, arguments.short_first_blocks);
     } else {
-      std::tie(arguments.tasks, arguments.first_blocks) =
-          send(std::span<const kernels::RowTask>(members), std::span<const std::int64_t>(first_blocks));
+      arguments.tasks = lists.tasks + wave.first;
+      arguments.first_blocks = lists.first_blocks_there + wave.first;
     }
-    arguments.task_count = static_cast<std::int64_t>(members.size());
-    runtime_->rows(arguments, blocks);
+    arguments.task_count = wave.count;
+    runtime_->rows(arguments, wave.blocks);
   }
 }
 
 void GpuDevice::sink_gradient(std::span<const kernels::RowTask> tasks, const float* sinks, double* gradient, int heads) {
   SinkArguments arguments;
-  arguments.tasks = std::get<0>(send(tasks));
+  arguments.tasks = lists_.as_they_are(tasks);
   arguments.task_count = static_cast<std::int64_t>(tasks.size());
   arguments.sinks = sinks;
   arguments.gradient = gradient;

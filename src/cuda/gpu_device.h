@@ -1,9 +1,4 @@
 // GpuDevice: the executor's Device over a Runtime: selects tile policies, makes schedules, brings tasks to the device.
-//
-// Tasks and groups of a pass lie in one block of host memory and one of the device, set aside by reserve(); two of each take
-// turns, so that a pass can be prepared while the one before it still runs. Schedules allocate on the host. A pass that is
-// captured for a CUDA graph waits for nothing and gets blocks that are its own until the device goes, filled while it is
-// captured: a replay reads them again.
 #pragma once
 
 #include <array>
@@ -11,21 +6,17 @@
 #include <memory>
 #include <string>
 #include <string_view>
-#include <tuple>
-#include <vector>
 
 #include "cuda/runtime.h"
-#include "cuda/schedule.h"
 #include "cuda/select.h"
+#include "cuda/task_lists.h"
 #include "exec/device.h"
-#include "plan/device_memory.h"
 
 namespace ringspan::cuda {
 
 class GpuDevice final : public internal::Device {
  public:
   explicit GpuDevice(std::unique_ptr<Runtime> runtime);
-  ~GpuDevice() override;
 
   std::string name() const override { return runtime_->name(); }
   bool holds(const void* data) const override { return runtime_->holds(data); }
@@ -45,8 +36,8 @@ class GpuDevice final : public internal::Device {
     return runtime_->prefers_warpgroups() && tile_kernel(TileKernel::wgmma, shape) == TileKernel::wgmma ? "wgmma" : "mma";
   }
   void check_supported(const kernels::AttendShape& shape, bool backward, std::int64_t most_rows) const override;
-  void reserve(std::int64_t task_list_bytes) override;
-  void begin_pass() override;
+  void reserve(std::int64_t task_list_bytes) override { lists_.reserve(task_list_bytes); }
+  void begin_pass() override { lists_.begin_pass(); }
 
   internal::FusedAnswer ask_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks,
                                   internal::FusedMode mode) override;
@@ -66,35 +57,15 @@ class GpuDevice final : public internal::Device {
   void finish() noexcept override { runtime_->finish(); }
 
  private:
-  // Memory that tasks travel through: the same bytes on both sides.
-  struct Side {
-    std::byte* host = nullptr;
-    std::byte* device = nullptr;
-    Event last_use = 0;
-  };
-
-  Side& next_side();
-  void reset_in_replays(std::span<const Wave> waves, const std::int32_t* counters);
-  template <typename... Lists>
-  std::tuple<const typename Lists::element_type*...> send(const Lists&... lists);
   void for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
                  FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
   FusedAttention& fused(std::string_view library);
   void copy_lse(const FusedCall& call, std::byte* to);
-  Side make_side() const;
-  void release(Side& side) noexcept;
-  void release_sides() noexcept;
 
   std::unique_ptr<Runtime> runtime_;
   TileKernel attend_ = TileKernel::mma, attend_backward_ = TileKernel::mma;  // of shapes that it has, others go to mma
   std::array<bool, 2> names_warpgroups_{};                                   // forward, backward
-  Side sides_[internal::kTaskListBlocks];
-  int side_ = 0;
-  std::vector<Side> captured_;
-  const Side* current_ = nullptr;  // of this pass, once it has sent anything
-  bool in_capture_ = false;        // when it did
-  std::int64_t capacity_ = 0;
-  std::int64_t used_ = 0;
+  TaskLists lists_;
   // By name, made when they are first asked; they go before the runtime.
   std::map<std::string, std::unique_ptr<FusedAttention>, std::less<>> fused_;
 };

@@ -158,7 +158,10 @@ class WorkList {
       });
       m_.sync();
       block_ = M::uniform(slots_.taken);
-      if (block_ >= arguments_.blocks) return false;
+      if (block_ >= arguments_.blocks) {
+        reset_counter();
+        return false;
+      }
     }
     has_begun_ = true;
     has_reserved_ = false;
@@ -168,6 +171,14 @@ class WorkList {
     head_ = static_cast<int>(place.head);
     tile_ = static_cast<int>(place.tile);
     return true;
+  }
+
+  // Each resident asks once too often; who was the last of all to ask leaves the counter as the next launch needs it.
+  RINGSPAN_DEVICE void reset_counter() {
+    if (block_ - residents_ != static_cast<int>(arguments_.blocks) - 1) return;
+    m_.each([&](int thread) {
+      if (thread == 0) *arguments_.taken = 0;
+    });
   }
 
   // What is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.

@@ -44,6 +44,7 @@ struct Rows {
   std::int64_t batch_stride = 0;
   std::int64_t row_stride = 0;
   std::int64_t head_stride = 0;  // from one query head of the task to the next
+  bool operator==(const Rows&) const = default;
 };
 
 // Rows of a key-side operand: `data` is at kv head `head_first` of the store; kv head x is at
@@ -53,6 +54,7 @@ struct KeyRows {
   std::int64_t batch_stride = 0;
   std::int64_t row_stride = 0;
   std::int64_t head_stride = 0;
+  bool operator==(const KeyRows&) const = default;
 };
 
 struct AttendTask {
@@ -84,6 +86,7 @@ struct AttendTask {
   Rows dq;         // float32, head_dim; storage dtype where it is written
   KeyRows dk, dv;  // float32; storage dtype where they are written
   bool writes_dq = false, writes_dk_dv = false;
+  bool operator==(const AttendTask&) const = default;
 };
 
 // What is the same for all tasks of a call.

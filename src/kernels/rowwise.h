@@ -16,6 +16,7 @@ struct Operand {
   std::int64_t batch_stride = 0;
   std::int64_t row_stride = 0;
   std::int64_t head_stride = 0;
+  bool operator==(const Operand&) const = default;
 };
 
 struct RowTask {
@@ -24,6 +25,7 @@ struct RowTask {
   std::int64_t head_count = 0;
   std::int64_t head_first = 0, head_step = 1;  // global query heads, for sinks
   Operand operands[6];
+  bool operator==(const RowTask&) const = default;
 };
 
 // operands {source, destination}, `width` elements per row; dtypes may differ (float32 -> 16 bit rounds to nearest even).

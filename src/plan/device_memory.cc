@@ -37,7 +37,7 @@ std::int64_t task_list_bytes(const PlanData& data) {
     most_attends = std::max(most_attends, attends);
     most_launches = std::max(most_launches, launches);
   }
-  return task_list_bytes(most_rows, most_attends, most_launches);
+  return std::max(task_list_bytes(most_rows, most_attends, most_launches), kLeastTaskListBytes);
 }
 
 std::vector<MessagePart> message_parts(const Program& forward, const Program& backward) {

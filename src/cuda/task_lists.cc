@@ -1,0 +1,213 @@
+#include "cuda/task_lists.h"
+
+#include <algorithm>
+#include <cstring>
+#include <initializer_list>
+#include <utility>
+
+#include "base/check.h"
+#include "cuda/make_tile_maps.h"
+#include "cuda/row_layout.h"
+
+namespace ringspan::cuda {
+namespace {
+
+static_assert(sizeof(Group) == internal::kTaskGroupBytes);
+
+std::int64_t aligned(std::int64_t bytes) {
+  return (bytes + internal::kTaskListAlignment - 1) / internal::kTaskListAlignment * internal::kTaskListAlignment;
+}
+
+// Where tasks differ from pass to pass is mostly in the addresses.
+void mix(std::size_t& hash, const void* address) {
+  hash = (hash ^ reinterpret_cast<std::uintptr_t>(address)) * std::size_t{0x9E3779B97F4A7C15};
+}
+void mix(std::size_t& hash, const kernels::AttendTask& task) {
+  for (const void* address : {task.q.data, task.k.data, task.v.data, task.m.data, task.acc.data, task.o.data, task.lse.data,
+                              task.d_out.data, task.delta.data, task.dq.data, task.dk.data, task.dv.data}) {
+    mix(hash, address);
+  }
+}
+void mix(std::size_t& hash, const kernels::RowTask& task) {
+  for (const kernels::Operand& operand : task.operands) mix(hash, operand.data);
+}
+template <typename Task>
+std::size_t hash_of(std::span<const Task> tasks) {
+  std::size_t hash = tasks.size();
+  for (const Task& task : tasks) mix(hash, task);
+  return hash;
+}
+
+RowLists row_lists(const RowLists::Key& key, std::span<const kernels::RowTask> tasks) {
+  const RowOperands shape = operands_of(key.op, key.width);
+  std::vector<Access> accesses;
+  for (std::size_t index = 0; index < tasks.size(); ++index) {
+    add_accesses(tasks[index], static_cast<std::int64_t>(index), shape.written, shape.widths, accesses);
+  }
+  const std::vector<std::int64_t> waves = waves_of(std::move(accesses), static_cast<std::int64_t>(tasks.size()));
+  const std::int64_t last = waves.empty() ? -1 : *std::max_element(waves.begin(), waves.end());
+  RowLists lists;
+  for (std::int64_t wave = 0; wave <= last; ++wave) {
+    RowLists::Wave members{static_cast<std::int64_t>(lists.ordered.size()), 0, 0};
+    for (std::size_t index = 0; index < tasks.size(); ++index) {
+      const std::int64_t count = tasks[index].batch_count * tasks[index].row_count * tasks[index].head_count;
+      if (waves[index] != wave || count == 0) continue;
+      lists.ordered.push_back(tasks[index]);
+      lists.first_blocks.push_back(members.blocks);
+      members.blocks += (count + rows_per_block(key.width) - 1) / rows_per_block(key.width);
+      ++members.count;
+    }
+    if (members.count > 0) lists.waves.push_back(members);
+  }
+  return lists;
+}
+
+}  // namespace
+
+TaskLists::~TaskLists() {
+  release_sides();
+  for (Side& side : captured_) release(side);
+}
+
+TaskLists::Side TaskLists::make_side() const {
+  Side side;
+  side.host = runtime_.allocate_host(capacity_);
+  try {
+    side.device = runtime_.allocate(capacity_);
+  } catch (...) {
+    runtime_.release_host(side.host);
+    throw;
+  }
+  return side;
+}
+
+void TaskLists::release(Side& side) noexcept {
+  if (side.host != nullptr) runtime_.release_host(side.host);
+  if (side.device != nullptr) runtime_.release(side.device);
+  side = {};
+}
+
+void TaskLists::release_sides() noexcept {
+  attends_.entries.clear();
+  rows_.entries.clear();
+  for (Side& side : sides_) release(side);
+}
+
+void TaskLists::reserve(std::int64_t bytes) {
+  release_sides();
+  capacity_ = bytes;
+  for (Side& side : sides_) side = make_side();
+}
+
+bool TaskLists::in_capture() {
+  if (!in_capture_) {
+    in_capture_ = runtime_.is_capturing();
+    if (*in_capture_) {
+      captured_.reserve(captured_.size() + 1);
+      captured_.push_back(make_side());
+    }
+  }
+  return *in_capture_;
+}
+
+TaskLists::Side& TaskLists::side_with_room(std::int64_t bytes) {
+  RINGSPAN_CHECK(bytes <= capacity_);
+  if (in_capture()) {
+    RINGSPAN_CHECK(captured_.back().used + bytes <= capacity_);
+    return captured_.back();
+  }
+  if (sides_[current_].used + bytes > capacity_) {
+    sides_[current_].last_copy = runtime_.record();
+    current_ = (current_ + 1) % sides_.size();
+    Side& next = sides_[current_];
+    std::erase_if(attends_.entries, [&](const auto& entry) { return entry.second.side == &next; });
+    std::erase_if(rows_.entries, [&](const auto& entry) { return entry.second.side == &next; });
+    runtime_.wait(next.last_copy, [] {});
+    next.used = 0;
+  }
+  return sides_[current_];
+}
+
+// By one copy, which a capture does not hold: nothing else is written there.
+template <typename... Lists>
+std::tuple<const typename Lists::element_type*...> TaskLists::send(const Lists&... lists) {
+  Side& side = side_with_room((aligned(static_cast<std::int64_t>(lists.size_bytes())) + ... + 0));
+  const std::int64_t begin = side.used;
+  const auto put = [&](const auto& list) {
+    std::memcpy(side.host + side.used, list.data(), list.size_bytes());
+    const auto* sent = reinterpret_cast<decltype(list.data())>(side.device + side.used);
+    side.used += aligned(static_cast<std::int64_t>(list.size_bytes()));
+    return sent;
+  };
+  const std::tuple<const typename Lists::element_type*...> sent{put(lists)...};
+  if (in_capture()) {
+    runtime_.copy_at_once(side.device + begin, side.host + begin, side.used - begin);
+  } else {
+    runtime_.copy(side.device + begin, side.host + begin, side.used - begin);
+  }
+  return sent;
+}
+
+template <typename Task, typename Lists, typename Make>
+const Lists& TaskLists::find(Kept<Task, Lists>& kept, const typename Lists::Key& key, std::span<const Task> tasks,
+                             Make&& make) {
+  if (in_capture()) return kept.latest = make();
+  const std::size_t hash = hash_of(tasks);
+  const auto [first, last] = kept.entries.equal_range(hash);
+  for (auto found = first; found != last; ++found) {
+    const Entry<Task, Lists>& entry = found->second;
+    if (entry.key == key && std::ranges::equal(entry.tasks, tasks)) return entry.lists;
+  }
+  Lists lists = make();
+  Entry<Task, Lists> entry{key, {tasks.begin(), tasks.end()}, std::move(lists), &sides_[current_]};
+  return kept.entries.emplace(hash, std::move(entry))->second.lists;
+}
+
+const AttendLists& TaskLists::attend(const AttendLists::Key& key, std::span<const kernels::AttendTask> tasks, int tile_rows,
+                                     const kernels::AttendShape& shape) {
+  return find(attends_, key, tasks, [&] {
+    Schedule schedule = schedule_attend(tasks, key.owner, key.group, tile_rows);
+    AttendLists lists;
+    if (schedule.waves.empty()) return lists;
+    std::vector<kernels::AttendTask> ordered;
+    ordered.reserve(schedule.order.size());
+    for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
+    if (key.kernel == TileKernel::wgmma) lists.maps = tile_maps_of(shape, tasks, key.owner);
+    const std::vector<std::int32_t> zeros(schedule.waves.size());
+    const std::int32_t* taken = nullptr;
+    std::tie(lists.tasks, lists.groups, taken) =
+        send(std::span<const kernels::AttendTask>(ordered), std::span<const Group>(schedule.groups),
+             std::span<const std::int32_t>(zeros));
+    lists.taken = const_cast<std::int32_t*>(taken);
+    lists.waves = std::move(schedule.waves);
+    return lists;
+  });
+}
+
+const RowLists& TaskLists::rows(const RowLists::Key& key, std::span<const kernels::RowTask> tasks) {
+  // What launches bring along takes no room here, and as long to make as to find.
+  if (tasks.size() <= RowArguments::kShort) return rows_.latest = row_lists(key, tasks);
+  return find(rows_, key, tasks, [&] {
+    RowLists lists = row_lists(key, tasks);
+    const auto is_long = [](const RowLists::Wave& wave) {
+      return wave.count > static_cast<std::int64_t>(RowArguments::kShort);
+    };
+    if (std::any_of(lists.waves.begin(), lists.waves.end(), is_long)) {
+      std::tie(lists.tasks, lists.first_blocks_there) =
+          send(std::span<const kernels::RowTask>(lists.ordered), std::span<const std::int64_t>(lists.first_blocks));
+    }
+    return lists;
+  });
+}
+
+const kernels::RowTask* TaskLists::as_they_are(std::span<const kernels::RowTask> tasks) {
+  return find(rows_, {RowOp::fill, 0}, tasks,
+              [&] {
+                RowLists lists;
+                std::tie(lists.tasks) = send(tasks);
+                return lists;
+              })
+      .tasks;
+}
+
+}  // namespace ringspan::cuda

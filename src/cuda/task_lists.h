@@ -1,0 +1,121 @@
+// TaskLists: lists of tasks where kernels read them, and what a launch needs besides, kept under the tasks that they were made
+// of: a pass over tensors that lie where those of an earlier pass did, as those of a model's layers do, makes no schedule,
+// copies nothing and waits for nothing.
+//
+// Lists lie in two sides, each a block of the host's memory and one of the device's that are written alike. One is filled by as
+// many passes as it has room for, then the other one, and what lay there is forgotten. The device's is written in the order of
+// the stream, behind the kernels that read it; the host waits for no more than the copies out of a side, the last of which
+// lies a whole side back. A pass that is captured for a CUDA graph keeps to itself: it gets a side of its own until the device
+// goes, filled while it is captured, and a replay reads it again.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <tuple>
+#include <unordered_map>
+#include <vector>
+
+#include "cuda/arguments.h"
+#include "cuda/runtime.h"
+#include "cuda/schedule.h"
+#include "kernels/attend.h"
+#include "kernels/rowwise.h"
+#include "plan/device_memory.h"
+
+namespace ringspan::cuda {
+
+// Of one call of attend, or of one side of attend_backward.
+struct AttendLists {
+  struct Key {  // what beside the tasks they depend on
+    TileKernel kernel = TileKernel::mma;
+    Owner owner = Owner::state;
+    DType dtype = DType::float32;
+    int head_dim = 0, head_dim_v = 0, group = 1;
+    bool operator==(const Key&) const = default;
+  };
+  std::vector<Wave> waves;
+  const kernels::AttendTask* tasks = nullptr;
+  const Group* groups = nullptr;
+  std::int32_t* taken = nullptr;  // a counter for each wave
+  TileMaps maps;
+};
+
+struct RowLists {
+  struct Key {
+    RowOp op = RowOp::fill;
+    int width = 1;  // 0: tasks as they are, in no order of ours
+    bool operator==(const Key&) const = default;
+  };
+  struct Wave {
+    std::int64_t first = 0, count = 0;  // tasks
+    std::int64_t blocks = 0;
+  };
+  std::vector<Wave> waves;
+  std::vector<kernels::RowTask> ordered;  // wave after wave, none without rows
+  std::vector<std::int64_t> first_blocks;
+  const kernels::RowTask* tasks = nullptr;  // on the device, if any wave is too long for a launch to bring it along
+  const std::int64_t* first_blocks_there = nullptr;
+};
+
+class TaskLists {
+ public:
+  explicit TaskLists(Runtime& runtime) : runtime_(runtime) {}
+  ~TaskLists();
+  TaskLists(const TaskLists&) = delete;
+  TaskLists& operator=(const TaskLists&) = delete;
+
+  // Sides of so many bytes: what one pass sends at most. Nothing that was enqueued may read the ones of before.
+  void reserve(std::int64_t bytes);
+  void begin_pass() { in_capture_.reset(); }
+
+  // What is returned is there until the next call.
+  const AttendLists& attend(const AttendLists::Key& key, std::span<const kernels::AttendTask> tasks, int tile_rows,
+                            const kernels::AttendShape& shape);
+  const RowLists& rows(const RowLists::Key& key, std::span<const kernels::RowTask> tasks);
+  const kernels::RowTask* as_they_are(std::span<const kernels::RowTask> tasks);
+
+ private:
+  // The same bytes in memory of the host and of the device.
+  struct Side {
+    std::byte* host = nullptr;
+    std::byte* device = nullptr;
+    std::int64_t used = 0;
+    Event last_copy = 0;  // out of it, known when the other one is begun
+  };
+  template <typename Task, typename Lists>
+  struct Entry {
+    typename Lists::Key key;
+    std::vector<Task> tasks;
+    Lists lists;
+    const Side* side = nullptr;
+  };
+  template <typename Task, typename Lists>
+  struct Kept {
+    std::unordered_multimap<std::size_t, Entry<Task, Lists>> entries;
+    Lists latest;  // of a capture, which keeps no entry
+  };
+
+  bool in_capture();
+  Side make_side() const;
+  void release(Side& side) noexcept;
+  void release_sides() noexcept;
+  Side& side_with_room(std::int64_t bytes);
+  template <typename... Lists>
+  std::tuple<const typename Lists::element_type*...> send(const Lists&... lists);
+  template <typename Task, typename Lists, typename Make>
+  const Lists& find(Kept<Task, Lists>& kept, const typename Lists::Key& key, std::span<const Task> tasks, Make&& make);
+
+  Runtime& runtime_;
+  std::int64_t capacity_ = 0;
+  std::array<Side, internal::kTaskListBlocks> sides_;
+  std::size_t current_ = 0;
+  std::vector<Side> captured_;
+  std::optional<bool> in_capture_;  // this pass, once it is known
+  Kept<kernels::AttendTask, AttendLists> attends_;
+  Kept<kernels::RowTask, RowLists> rows_;
+};
+
+}  // namespace ringspan::cuda

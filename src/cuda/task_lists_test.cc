@@ -1,0 +1,198 @@
+#include "cuda/task_lists.h"
+
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <random>
+
+#include "cuda/counting_runtime.h"
+#include "cuda/gpu_device.h"
+
+namespace ringspan::cuda {
+namespace {
+
+using kernels::AttendTask;
+using kernels::RowTask;
+
+// Whose copies are made, and which may capture.
+class ListRuntime final : public testing::CountingRuntime {
+ public:
+  using CountingRuntime::CountingRuntime;
+  bool is_capturing() override { return capturing; }
+  void copy(void* to, const void* from, std::int64_t bytes) override {
+    CountingRuntime::copy(to, from, bytes);
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+  void copy_at_once(void* to, const void* from, std::int64_t bytes) override {
+    ++at_once;
+    std::memcpy(to, from, static_cast<std::size_t>(bytes));
+  }
+  void wait(Event event, FunctionRef<void()> /*progress*/) override { waited.push_back(event); }
+  bool capturing = false;
+  int at_once = 0;
+  std::vector<Event> waited;
+};
+
+class Lists : public ::testing::Test {
+ protected:
+  static AttendTask task(std::uintptr_t address) {
+    AttendTask t;
+    t.q_count = t.k_count = 100;
+    t.lo = -1000, t.hi = 1000;
+    t.q.data = reinterpret_cast<void*>(address);
+    return t;
+  }
+  const AttendLists& attend(const AttendTask& t, Owner owner = Owner::state, int head_dim = 64) {
+    kernels::AttendShape shape;
+    shape.dtype = DType::bfloat16;
+    shape.head_dim = shape.head_dim_v = head_dim;
+    const AttendLists& sent =
+        lists_.attend({TileKernel::wgmma, owner, shape.dtype, head_dim, head_dim, 1}, {&t, 1}, 128, shape);
+    EXPECT_EQ(sent.waves.size(), 1U);
+    EXPECT_EQ(*sent.tasks, t);
+    EXPECT_EQ(sent.groups->task_count, 1);
+    EXPECT_EQ(*sent.taken, 0);
+    return sent;
+  }
+  // A block of `count` of these lists.
+  void reserve(int count) {
+    lists_.reserve(count * (static_cast<std::int64_t>(sizeof(AttendTask)) + internal::kTaskGroupBytes + 16 + 32));
+  }
+
+  testing::RuntimeCounts counts_;
+  ListRuntime runtime_{counts_};
+  TaskLists lists_{runtime_};
+};
+
+TEST_F(Lists, TheSameTasksAreSentOnce) {
+  reserve(10);
+  const AttendTask* const sent = attend(task(16)).tasks;
+  lists_.begin_pass();
+  EXPECT_EQ(attend(task(16)).tasks, sent);
+  EXPECT_EQ(counts_.copies, 1);
+  EXPECT_EQ(counts_.events, 0);
+}
+
+TEST_F(Lists, WhatDiffersInAnythingIsSentAnew) {
+  reserve(10);
+  attend(task(16));
+  attend(task(32));
+  attend(task(16), Owner::query_gradients);
+  attend(task(16), Owner::state, 128);
+  AttendTask narrower = task(16);
+  narrower.hi = 0;
+  attend(narrower);
+  narrower.writes_dq = true;
+  attend(narrower);
+  EXPECT_EQ(counts_.copies, 6);
+}
+
+TEST_F(Lists, RowsAreSentOnceAndOnlyWhereALaunchCannotBringThem) {
+  reserve(10);
+  std::vector<RowTask> tasks(RowArguments::kShort + 1);
+  for (RowTask& task : tasks) task.batch_count = task.row_count = task.head_count = 1;
+  const auto copies_after = [&](auto&& call) {
+    call();
+    return counts_.copies;
+  };
+  const std::span<const RowTask> all(tasks);
+  EXPECT_EQ(copies_after([&] { lists_.rows({RowOp::fill, 1}, all.first(RowArguments::kShort)); }), 0);
+  EXPECT_EQ(copies_after([&] { lists_.rows({RowOp::fill, 1}, all); }), 1);
+  EXPECT_EQ(copies_after([&] { lists_.rows({RowOp::fill, 1}, all); }), 1);
+  EXPECT_EQ(copies_after([&] { lists_.rows({RowOp::fill, 2}, all); }), 2);
+  EXPECT_EQ(copies_after([&] { lists_.as_they_are(all.first(1)); }), 3);
+  EXPECT_EQ(copies_after([&] { lists_.as_they_are(all.first(1)); }), 3);
+}
+
+TEST_F(Lists, ASideIsFilledAgainBehindItsCopies) {
+  reserve(2);
+  for (const std::uintptr_t address : {16, 32, 48, 64}) attend(task(address));  // two in each side
+  EXPECT_EQ(counts_.copies, 4);
+  EXPECT_EQ(counts_.events, 1);
+  for (const std::uintptr_t address : {64, 16, 32, 48}) attend(task(address));
+  EXPECT_EQ(counts_.copies, 4);
+  attend(task(80));  // in place of the first two
+  EXPECT_EQ(counts_.events, 2);
+  EXPECT_EQ(runtime_.waited, (std::vector<Event>{0, 1}));
+  attend(task(48));
+  EXPECT_EQ(counts_.copies, 5);
+  attend(task(16));
+  attend(task(80));
+  EXPECT_EQ(counts_.copies, 6);
+}
+
+TEST_F(Lists, MoreThanASideIsABug) {
+  reserve(1);
+  const std::vector<AttendTask> tasks(2, task(16));
+  EXPECT_THROW(lists_.attend({}, tasks, 128, {}), std::logic_error);
+}
+
+TEST_F(Lists, ACapturedPassKeepsToItself) {
+  reserve(2);
+  const AttendTask* const outside = attend(task(16)).tasks;
+  const AttendTask* captured[2];
+  for (const AttendTask*& list : captured) {
+    runtime_.capturing = true;
+    lists_.begin_pass();
+    list = attend(task(16)).tasks;
+    EXPECT_EQ(attend(task(32)).tasks - list > 0, true);
+    runtime_.capturing = false;
+    lists_.begin_pass();
+  }
+  EXPECT_NE(captured[0], captured[1]);
+  EXPECT_NE(captured[0], outside);
+  EXPECT_EQ(attend(task(16)).tasks, outside);
+  for (const std::uintptr_t address : {48, 64, 80, 96, 112}) attend(task(address));
+  EXPECT_EQ(*captured[0], task(16));
+  EXPECT_EQ(*captured[1], task(16));
+  EXPECT_EQ(runtime_.at_once, 4);
+  EXPECT_EQ(counts_.copies, 6);
+}
+
+// On a device that is late: many lists through sides with room for two, each found or sent, and each of them the right one.
+class ListsOnADevice : public ::testing::TestWithParam<std::uint64_t> {};
+TEST_P(ListsOnADevice, AreReadBeforeTheyAreWrittenOver) {
+  const std::uint64_t seed = GetParam();
+  std::mt19937 random(static_cast<unsigned>(seed));
+  GpuDevice device(make_emulated_runtime(seed));
+  constexpr int kSets = 7, kTasks = 6, kWidth = 8;
+  device.reserve(2 * kTasks * (static_cast<std::int64_t>(sizeof(RowTask)) + 8 + 16));
+  constexpr std::int64_t kBytes = kSets * kTasks * kWidth * 4;
+  std::byte* const from = device.allocate(kBytes);
+  std::byte* const to = device.allocate(kBytes);
+  std::vector<float> numbers(kSets * kTasks * kWidth);
+  for (std::size_t index = 0; index < numbers.size(); ++index) numbers[index] = static_cast<float>(index);
+  device.copy(from, numbers.data(), kBytes);
+  const std::vector<float> zeros(numbers.size());
+  for (int round = 0; round < 20; ++round) {
+    device.copy(to, zeros.data(), kBytes);
+    std::vector<float> expected = zeros;
+    for (int call = 0; call < 5; ++call) {
+      const int set = static_cast<int>(random() % kSets);
+      std::vector<RowTask> tasks(kTasks);
+      for (int index = 0; index < kTasks; ++index) {
+        const std::int64_t offset = std::int64_t{set * kTasks + index} * kWidth;
+        RowTask& task = tasks[static_cast<std::size_t>(index)];
+        task.batch_count = task.row_count = task.head_count = 1;
+        task.operands[0].data = from + offset * 4;
+        task.operands[1].data = to + offset * 4;
+        std::copy_n(numbers.begin() + offset, kWidth, expected.begin() + offset);
+      }
+      internal::Launch launch;
+      launch.kind = internal::LaunchKind::copy;
+      launch.width = kWidth;
+      device.begin_pass();
+      device.rows(launch, tasks, nullptr);
+    }
+    std::vector<float> got(numbers.size());
+    device.copy(got.data(), to, kBytes);
+    device.wait(device.record(), [] {});
+    ASSERT_EQ(got, expected) << "round " << round;
+  }
+  device.release(from);
+  device.release(to);
+}
+INSTANTIATE_TEST_SUITE_P(Seeds, ListsOnADevice, ::testing::Range<std::uint64_t>(1, 6));
+
+}  // namespace
+}  // namespace ringspan::cuda
