@@ -100,20 +100,17 @@ void TaskLists::reserve(std::int64_t bytes) {
 }
 
 bool TaskLists::in_capture() {
-  if (!in_capture_) {
-    in_capture_ = runtime_.is_capturing();
-    if (*in_capture_) {
-      captured_.reserve(captured_.size() + 1);
-      captured_.push_back(make_side());
-    }
-  }
+  if (!in_capture_) in_capture_ = runtime_.is_capturing();
   return *in_capture_;
 }
 
 TaskLists::Side& TaskLists::side_with_room(std::int64_t bytes) {
   RINGSPAN_CHECK(bytes <= capacity_);
   if (in_capture()) {
-    RINGSPAN_CHECK(captured_.back().used + bytes <= capacity_);
+    if (captured_.empty() || captured_.back().used + bytes > capacity_) {
+      captured_.reserve(captured_.size() + 1);
+      captured_.push_back(make_side());
+    }
     return captured_.back();
   }
   if (sides_[current_].used + bytes > capacity_) {

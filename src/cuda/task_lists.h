@@ -5,8 +5,8 @@
 // Lists lie in two sides, each a block of the host's memory and one of the device's that are written alike. One is filled by as
 // many passes as it has room for, then the other one, and what lay there is forgotten. The device's is written in the order of
 // the stream, behind the kernels that read it; the host waits for no more than the copies out of a side, the last of which
-// lies a whole side back. A pass that is captured for a CUDA graph keeps to itself: it gets a side of its own until the device
-// goes, filled while it is captured, and a replay reads it again.
+// lies a whole side back. What is captured for a CUDA graph keeps to itself: its lists lie in sides that stay until the device
+// goes, filled while it is captured, and a replay reads them again.
 #pragma once
 
 #include <array>
