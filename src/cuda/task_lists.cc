@@ -114,12 +114,12 @@ TaskLists::Side& TaskLists::side_with_room(std::int64_t bytes) {
     return captured_.back();
   }
   if (sides_[current_].used + bytes > capacity_) {
-    sides_[current_].last_copy = runtime_.record();
+    sides_[current_].left = runtime_.record();
     current_ = (current_ + 1) % sides_.size();
     Side& next = sides_[current_];
     std::erase_if(attends_.entries, [&](const auto& entry) { return entry.second.side == &next; });
     std::erase_if(rows_.entries, [&](const auto& entry) { return entry.second.side == &next; });
-    runtime_.wait(next.last_copy, [] {});
+    runtime_.wait(next.left, [] {});
     next.used = 0;
   }
   return sides_[current_];

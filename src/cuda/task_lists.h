@@ -4,9 +4,9 @@
 //
 // Lists lie in two sides, each a block of the host's memory and one of the device's that are written alike. One is filled by as
 // many passes as it has room for, then the other one, and what lay there is forgotten. The device's is written in the order of
-// the stream, behind the kernels that read it; the host waits for no more than the copies out of a side, the last of which
-// lies a whole side back. What is captured for a CUDA graph keeps to itself: its lists lie in sides that stay until the device
-// goes, filled while it is captured, and a replay reads them again.
+// the stream, behind the kernels that read it; before the host's is, the host waits for the stream to be past the point where
+// that side was left, which is a whole side back. What is captured for a CUDA graph keeps to itself: its lists lie in sides
+// that stay until the device goes, filled while it is captured, and a replay reads them again.
 #pragma once
 
 #include <array>
@@ -83,7 +83,7 @@ class TaskLists {
     std::byte* host = nullptr;
     std::byte* device = nullptr;
     std::int64_t used = 0;
-    Event last_copy = 0;  // out of it, known when the other one is begun
+    Event left = 0;  // for the other one
   };
   template <typename Task, typename Lists>
   struct Entry {
