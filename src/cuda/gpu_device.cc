@@ -188,10 +188,8 @@ void GpuDevice::copy_lse(const FusedCall& call, std::byte* to) {
 
 void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
                           Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
-  const kernels::AttendShape& shape = params.shape;
-  const TileKernel kernel = tile_kernel(named, shape);
-  const AttendLists& lists = lists_.attend({kernel, owner, shape.dtype, shape.head_dim, shape.head_dim_v, shape.group}, tasks,
-                                           tile_sizes(kernel, shape).rows(owner), shape);
+  const TileKernel kernel = tile_kernel(named, params.shape);
+  const AttendLists& lists = lists_.attend(kernel, owner, params.shape, tasks);
   if (lists.waves.empty()) return;
   AttendArguments arguments;
   arguments.kernel = kernel;

@@ -8,6 +8,7 @@
 #include "base/check.h"
 #include "cuda/make_tile_maps.h"
 #include "cuda/row_layout.h"
+#include "cuda/select.h"
 
 namespace ringspan::cuda {
 namespace {
@@ -96,6 +97,7 @@ void TaskLists::release_sides() noexcept {
 void TaskLists::reserve(std::int64_t bytes) {
   release_sides();
   capacity_ = bytes;
+  if (!captured_.empty()) captured_.back().used = capacity_;  // it has another size
   for (Side& side : sides_) side = make_side();
 }
 
@@ -160,16 +162,17 @@ const Lists& TaskLists::find(Kept<Task, Lists>& kept, const typename Lists::Key&
   return kept.entries.emplace(hash, std::move(entry))->second.lists;
 }
 
-const AttendLists& TaskLists::attend(const AttendLists::Key& key, std::span<const kernels::AttendTask> tasks, int tile_rows,
-                                     const kernels::AttendShape& shape) {
+const AttendLists& TaskLists::attend(TileKernel kernel, Owner owner, const kernels::AttendShape& shape,
+                                     std::span<const kernels::AttendTask> tasks) {
+  const AttendLists::Key key{kernel, owner, shape.dtype, shape.head_dim, shape.head_dim_v, shape.group};
   return find(attends_, key, tasks, [&] {
-    Schedule schedule = schedule_attend(tasks, key.owner, key.group, tile_rows);
+    Schedule schedule = schedule_attend(tasks, owner, shape.group, tile_sizes(kernel, shape).rows(owner));
     AttendLists lists;
     if (schedule.waves.empty()) return lists;
     std::vector<kernels::AttendTask> ordered;
     ordered.reserve(schedule.order.size());
     for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
-    if (key.kernel == TileKernel::wgmma) lists.maps = tile_maps_of(shape, tasks, key.owner);
+    if (kernel == TileKernel::wgmma) lists.maps = tile_maps_of(shape, tasks, owner);
     const std::vector<std::int32_t> zeros(schedule.waves.size());
     const std::int32_t* taken = nullptr;
     std::tie(lists.tasks, lists.groups, taken) =

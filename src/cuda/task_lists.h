@@ -71,10 +71,12 @@ class TaskLists {
   void reserve(std::int64_t bytes);
   void begin_pass() { in_capture_.reset(); }
 
-  // What is returned is there until the next call.
-  const AttendLists& attend(const AttendLists::Key& key, std::span<const kernels::AttendTask> tasks, int tile_rows,
-                            const kernels::AttendShape& shape);
+  // What is returned is there until the next call. Cost: of tasks seen before a comparison, of others a schedule and a copy.
+  // More than a side has room for is a bug (std::logic_error).
+  const AttendLists& attend(TileKernel kernel, Owner owner, const kernels::AttendShape& shape,
+                            std::span<const kernels::AttendTask> tasks);
   const RowLists& rows(const RowLists::Key& key, std::span<const kernels::RowTask> tasks);
+  // On the device in any case, in the order given.
   const kernels::RowTask* as_they_are(std::span<const kernels::RowTask> tasks);
 
  private:
@@ -95,7 +97,7 @@ class TaskLists {
   template <typename Task, typename Lists>
   struct Kept {
     std::unordered_multimap<std::size_t, Entry<Task, Lists>> entries;
-    Lists latest;  // of a capture, which keeps no entry
+    Lists latest;  // that are not kept: of a capture, or that launches bring along
   };
 
   bool in_capture();
