@@ -134,6 +134,7 @@ class GradientWarpgroupProducer {
     const int batch = M::uniform(work.batch);
     const int first_map = M::uniform(work.first.map), first_row = M::uniform(work.first.row);
     const int second_map = M::uniform(work.second.map), second_row = M::uniform(work.second.row);
+    const int first_shift = M::uniform(work.first.shift), second_shift = M::uniform(work.second.shift);
     RowsView<const float> lse{}, delta{};
     if constexpr (!kOwnsQueries) {
       lse = view_of<const float>(work.task.lse, batch, walk.head);
@@ -149,9 +150,9 @@ class GradientWarpgroupProducer {
       column_ring_.acquire(m_);
       m_.note(Phase::copy);
       copy_mapped_tile<P::kCols, P::kDim>(m_, tiles_.y1(buffer), arguments_.maps, first_map,
-                                          {0, first_row + row, walk.head, batch}, column_ring_.full());
+                                          {0, first_row + row, walk.head, batch, first_shift}, column_ring_.full());
       copy_mapped_tile<P::kCols, P::kDim>(m_, tiles_.y2(buffer), arguments_.maps, second_map,
-                                          {0, second_row + row, walk.head, batch}, column_ring_.full());
+                                          {0, second_row + row, walk.head, batch, second_shift}, column_ring_.full());
       if constexpr (kOwnsQueries) {
         m_.each([&](int thread) {
           if (thread == 0) *tiles_.flags(buffer) = 0;

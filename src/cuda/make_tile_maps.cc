@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <cstdlib>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -16,6 +17,7 @@ namespace {
 constexpr std::int64_t kElementBytes = 2;
 constexpr std::int64_t kMostRows = std::int64_t{1} << 31;         // coordinates are 32 bits wide
 constexpr std::int64_t kMostStrideBytes = std::int64_t{1} << 40;  // cuTensorMapEncodeTiled
+constexpr int kMostShifts = 16;
 
 bool is_stride(std::int64_t elements) {
   const std::int64_t bytes = elements * kElementBytes;
@@ -43,13 +45,14 @@ auto lattice_of(const Entry& entry) {
   const TileMap& map = entry.map;
   return std::tuple(map.row_stride, map.head_stride, map.batch_stride, map.width, entry.offset);
 }
-std::int64_t rows_between(const TileMap& map, const TileMap& later) {
-  return (static_cast<const char*>(later.begin) - static_cast<const char*>(map.begin)) / (map.row_stride * kElementBytes);
+std::int64_t elements_between(const TileMap& map, const TileMap& later) {
+  return (static_cast<const char*>(later.begin) - static_cast<const char*>(map.begin)) / kElementBytes;
 }
+std::int64_t rows_between(const TileMap& map, const TileMap& later) { return elements_between(map, later) / map.row_stride; }
 
 // Rows of nobody between the two, or, negative, rows of both; none where one map cannot have both.
 std::optional<std::int64_t> gap_between(const Entry& entry, const Entry& later) {
-  if (lattice_of(entry) != lattice_of(later)) return std::nullopt;
+  if (lattice_of(entry) != lattice_of(later) || entry.map.shifts > 1 || later.map.shifts > 1) return std::nullopt;
   const std::int64_t row = rows_between(entry.map, later.map);
   if (std::max(entry.map.rows, row + later.map.rows) > kMostRows) return std::nullopt;
   return row - entry.map.rows;
@@ -90,6 +93,51 @@ std::vector<Entry> runs_of(std::vector<Entry> entries) {
     }
   }
   return runs;
+}
+
+// Whether the run can be one view more of those of the map, not whole rows behind.
+bool continues(const TileMap& map, const TileMap& later) {
+  if (map.row_stride != later.row_stride || map.head_stride != later.head_stride || map.batch_stride != later.batch_stride ||
+      map.width != later.width || std::abs(map.rows - later.rows) > 1 || map.shifts == kMostShifts) {
+    return false;
+  }
+  const std::int64_t distance = elements_between(map, later);
+  if (map.shifts > 1) return distance == map.shifts * map.shift_stride;
+  return is_stride(distance) && distance % map.row_stride != 0;
+}
+
+// Where there is no room for all: views that are alike, and of which each begins as far behind the one before, have one map, as
+// those of a branch of LongNet, which begin with another row for each head. Of lattices with one run of each operand.
+std::vector<Entry> with_shifts(std::vector<Entry> runs) {
+  if (runs.size() <= TileMaps::kMost) return runs;
+  std::vector<Entry> result, views;
+  for (std::size_t begin = 0, end = 0; begin < runs.size(); begin = end) {  // lattice after lattice
+    while (end < runs.size() && lattice_of(runs[end]) == lattice_of(runs[begin])) ++end;
+    std::vector<Entry>& place = end - begin <= 2 ? views : result;
+    place.insert(place.end(), runs.begin() + static_cast<std::ptrdiff_t>(begin),
+                 runs.begin() + static_cast<std::ptrdiff_t>(end));
+  }
+  const auto strides_of = [](const TileMap& map) {
+    return std::tuple(map.row_stride, map.head_stride, map.batch_stride, map.width, map.begin);
+  };
+  std::sort(views.begin(), views.end(), [&](const Entry& a, const Entry& b) { return strides_of(a.map) < strides_of(b.map); });
+  for (const Entry& run : views) {
+    if (result.empty() || !continues(result.back().map, run.map)) {
+      result.push_back(run);
+      continue;
+    }
+    Entry& entry = result.back();
+    TileMap& map = entry.map;
+    const bool alike = map.rows == run.map.rows && map.heads == run.map.heads && map.batches == run.map.batches;
+    if (map.shifts == 1) map.shift_stride = elements_between(map, run.map);
+    ++map.shifts;
+    map.dense = map.dense && run.map.dense && alike;
+    map.rows = std::max(map.rows, run.map.rows);
+    map.heads = std::max(map.heads, run.map.heads);
+    map.batches = std::max(map.batches, run.map.batches);
+    entry.place = std::min(entry.place, run.place);
+  }
+  return result;
 }
 
 // As many as there may be, if that can be: runs with the smallest gaps between them become one.
@@ -145,7 +193,7 @@ TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels
       add(map_of(task, task.v, task.k_count, heads, shape.head_dim_v));
     }
   }
-  std::vector<Entry> runs = at_most(TileMaps::kMost, runs_of(std::move(entries)));
+  std::vector<Entry> runs = at_most(TileMaps::kMost, with_shifts(runs_of(std::move(entries))));
   std::sort(runs.begin(), runs.end(), [](const Entry& a, const Entry& b) { return a.place < b.place; });
   for (const Entry& run : runs) {
     maps.complete = maps.complete && run.map.dense && maps.count < TileMaps::kMost;

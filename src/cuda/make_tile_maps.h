@@ -9,8 +9,9 @@
 namespace ringspan::cuda {
 
 // Maps of the operands whose tiles blocks of this owner walk over, whose rows the hardware can take (16-byte begins and
-// strides), TileMaps::kMost at most. Operands that follow each other share one; where maps would be too many, those do with the
-// fewest rows between them, and then the ones that tasks have first are kept. So where tensors lie does not matter.
+// strides), TileMaps::kMost at most. Operands that follow each other share one; where maps would be too many, those do that are
+// alike and begin equally far apart, and those with the fewest rows between them, and then the ones that tasks have first are
+// kept.
 TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels::AttendTask> tasks, Owner owner);
 
 }  // namespace ringspan::cuda

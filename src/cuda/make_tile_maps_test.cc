@@ -66,8 +66,8 @@ TEST(TileMaps, TasksOfOneTensorShareAMap) {
 
 // Where there are more runs of rows than maps, those with the smallest gaps share one, in which that gap is nobody's.
 TEST(TileMaps, TheNearestShareAMapWhereThereIsNoRoom) {
-  const std::vector<AttendTask> documents{task_at(900, 50), task_at(0, 100), task_at(110, 90), task_at(205, 95),
-                                          task_at(500, 300)};
+  const std::vector<AttendTask> documents{task_at(900, 50), task_at(0, 100),   task_at(110, 90),
+                                          task_at(205, 95), task_at(500, 300), task_at(2000, 9)};
   const TileMaps maps = tile_maps_of(shape_of(), documents, Owner::state);
   ASSERT_EQ(maps.count, TileMaps::kMost);
   EXPECT_FALSE(maps.complete);
@@ -79,7 +79,7 @@ TEST(TileMaps, TheNearestShareAMapWhereThereIsNoRoom) {
     EXPECT_EQ(v.dense, k.dense);
     dense.push_back(k.dense);
   }
-  EXPECT_EQ(dense, (std::vector<bool>{true, false, false, false, true}));
+  EXPECT_EQ(dense, (std::vector<bool>{true, false, false, false, true, true}));
 }
 
 // Tensors that lie whole rows apart are not taken for one, wherever they were allocated, while there is room.
@@ -119,8 +119,8 @@ TEST(TileMaps, AreDenseWithoutGaps) {
   EXPECT_TRUE(are_dense({task_at(100, 200)}));
   EXPECT_TRUE(are_dense({task_at(100, 200), task_at(300, 50), task_at(350, 1), task_at(0, 100)}));
   EXPECT_TRUE(are_dense({task_at(100, 200), task_at(150, 20), task_at(200, 300)})) << "they may overlap";
-  EXPECT_TRUE(are_dense({task_at(100, 200), task_at(301, 50), task_at(0, 99)})) << "three maps of each";
-  EXPECT_FALSE(are_dense({task_at(100, 200), task_at(301, 50), task_at(0, 99), task_at(400, 1)}));
+  EXPECT_TRUE(are_dense({task_at(100, 200), task_at(301, 50), task_at(0, 99), task_at(400, 1)})) << "four maps of each";
+  EXPECT_FALSE(are_dense({task_at(100, 200), task_at(301, 50), task_at(0, 99), task_at(400, 1), task_at(402, 1)}));
   AttendTask fewer = task_at(300, 50);
   fewer.head_count = 1;
   EXPECT_FALSE(are_dense({task_at(100, 200), fewer}));
@@ -147,13 +147,44 @@ TEST(TileMaps, HeadsOfTheKeySide) {
 
 TEST(TileMaps, DilatedViewsHaveMapsOfTheirOwn) {
   std::vector<AttendTask> tasks;
-  for (int step = 1; step <= 4; ++step) tasks.push_back(task_at(step, 64, step));
+  for (int step = 1; step <= 9; ++step) tasks.push_back(task_at(step, 64, step));
   const TileMaps maps = tile_maps_of(shape_of(), tasks, Owner::state);
-  ASSERT_EQ(maps.count, TileMaps::kMost) << "room for three of k and of v";
-  for (int step = 1; step <= 4; ++step) {
+  ASSERT_EQ(maps.count, TileMaps::kMost) << "k and v of a step share one";
+  for (int step = 1; step <= 9; ++step) {
     const AttendTask& task = tasks[static_cast<std::size_t>(step - 1)];
-    EXPECT_EQ(place_of(maps, task, task.k).map >= 0, step <= 3) << step;
-    EXPECT_EQ(place_of(maps, task, task.v).map >= 0, step <= 3) << step;
+    EXPECT_EQ(place_of(maps, task, task.k).map >= 0, step <= 8) << step;
+    EXPECT_EQ(place_of(maps, task, task.v).map >= 0, step <= 8) << step;
+  }
+}
+
+// Where there is no room, views that begin equally far apart share a map: keys of heads that begin with other rows, and,
+// backward, queries of every fourth head.
+TEST(TileMaps, ViewsThatAreAlikeShareAMap) {
+  for (const std::int64_t rows : {63, 64}) {  // of the last view
+    std::vector<AttendTask> tasks{task_at(0, 256)};
+    for (int offset = 0; offset < 4; ++offset) {
+      AttendTask task = task_at(offset, offset < 3 ? 64 : rows, 4);
+      task.q.data = static_cast<char*>(task.q.data) + offset * kDim * 2;
+      task.d_out.data = static_cast<char*>(task.d_out.data) + offset * kDim * 2;
+      task.q.head_stride = task.d_out.head_stride = 4 * kDim;
+      task.head_count = 1, task.head_first = offset;
+      tasks.push_back(task);
+    }
+    for (const Owner owner : {Owner::state, Owner::key_gradients}) {
+      const TileMaps maps = tile_maps_of(shape_of(), tasks, owner);
+      ASSERT_EQ(maps.count, owner == Owner::state ? 3 : 4) << "of the whole tensors one or two, of the views one each";
+      EXPECT_EQ(maps.complete, rows == 64 && owner == Owner::key_gradients) << "heads of keys are counted from the first";
+      for (std::size_t index = 1; index < tasks.size(); ++index) {
+        const AttendTask& task = tasks[index];
+        const bool keys = owner == Owner::state;
+        const TilePlace place = keys ? place_of(maps, task, task.k) : place_of(maps, task, task.q);
+        ASSERT_GE(place.map, 0);
+        const TileMap& map = maps.maps[place.map];
+        EXPECT_EQ(map.shifts, 4);
+        const std::int64_t element = place.row * map.row_stride + place.shift * map.shift_stride;
+        EXPECT_EQ(static_cast<const char*>(map.begin) + element * 2, keys ? task.k.data : task.q.data);
+      }
+    }
   }
 }
 

@@ -3,7 +3,8 @@
 // emulation. What has no map is copied by all threads (copy_tile), with the same bytes in shared memory.
 //
 // One map serves all tasks of a call whose operands' rows follow each other: shards, documents and windows of one tensor.
-// Others, and views with another row stride (dilated ones), have one of their own, as long as there is room (make_tile_maps.h).
+// Others, and views with another row stride (dilated ones), have one of their own, as long as there is room; where there is
+// none, views that are alike but for where they begin share one (make_tile_maps.h).
 #pragma once
 
 #include <cstdint>
@@ -19,10 +20,12 @@ struct TileMap {
   std::int64_t rows = 0, heads = 0, batches = 0;
   int width = 0;
   bool dense = true;  // all of its rows, heads and batch items are some operand's: what lies behind an operand may be read
+  int shifts = 1;     // how many such views there are, each shift_stride elements behind the one before
+  std::int64_t shift_stride = 0;
 };
 
 struct TileMaps {
-  static constexpr int kMost = 6;
+  static constexpr int kMost = 8;
   TileMap maps[kMost];
   int count = 0;
   bool complete = false;  // there is one for every operand, all dense: the hardware copies all tiles
@@ -33,6 +36,7 @@ struct TilePlace {
   int map = -1;        // none
   int row = 0;         // of the operand's first one
   bool dense = false;  // what lies behind the operand may be read
+  int shift = 0;
 };
 
 // Of an operand whose rows, heads and batch items up to these counts are going to be asked for: beyond the ends of its map the
@@ -46,11 +50,14 @@ RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operan
         map.batch_stride != operand.batch_stride || map.width != width || heads > map.heads || batches > map.batches) {
       continue;
     }
-    // In units of 16 bytes, of which both are multiples: a GPU divides numbers of 32 bits much faster.
-    const std::int64_t distance = static_cast<const char*>(operand.data) - static_cast<const char*>(map.begin);
-    if (distance < 0) continue;
-    const std::int64_t row = (distance / 16) / (map.row_stride / 8);
-    if (row * map.row_stride * 2 == distance && row + rows <= map.rows) return {index, static_cast<int>(row), map.dense};
+    std::int64_t distance = static_cast<const char*>(operand.data) - static_cast<const char*>(map.begin);
+    RINGSPAN_NO_UNROLL
+    for (int shift = 0; shift < map.shifts && distance >= 0; ++shift, distance -= map.shift_stride * 2) {
+      // In units of 16 bytes, of which both are multiples: a GPU divides numbers of 32 bits much faster.
+      const std::int64_t row = (distance / 16) / (map.row_stride / 8);
+      if (row * map.row_stride * 2 == distance && row + rows <= map.rows)
+        return {index, static_cast<int>(row), map.dense, shift};
+    }
   }
   return {};
 }

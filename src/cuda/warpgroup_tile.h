@@ -46,7 +46,7 @@ template <int kRows, int kDim, typename Element, typename M, typename RowsOf>
 RINGSPAN_DEVICE void copy_tile_from(M& m, unsigned char* tile, int first, int valid, const TileMaps& maps,
                                     const TilePlace& place, int head, int batch, std::uint32_t barrier, RowsOf&& rows_of) {
   if (place.map >= 0 && (valid == kRows || place.dense)) {
-    copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, {0, place.row + first, head, batch}, barrier);
+    copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, {0, place.row + first, head, batch, place.shift}, barrier);
   } else {
     copy_swizzled<kRows, kDim, Element>(m, tile, rows_of());
   }
