@@ -16,13 +16,14 @@ enum class Owner : std::uint8_t { state, query_gradients, key_gradients };
 // Tasks over the same rows (queries, or keys for dk and dv), which one block after the other takes in for its own rows.
 // Blocks [first_block, first_block + columns x tiles) belong to it: of `together` columns, a head of a batch item each, first
 // the tiles with most work, then the next ones, and so on (find_work). So the last blocks of a launch are small ones, and what
-// runs at one time reads the same rows. Its last task may have results (kernels/attend.h), the others have none.
+// runs at one time reads the same rows. All its tasks have results (kernels/attend.h), or none.
 struct Group {
   std::int64_t first_block = 0;
   std::int64_t first_task = 0;
   std::int32_t task_count = 0;
   std::int32_t tiles = 0;
-  std::int32_t heads = 0;  // query heads of the tasks, or kv heads between the first and the last
+  // Of its heads, head_first + t head_step: indices of the tasks' query heads, or kv heads.
+  std::int32_t head_first = 0, head_step = 1, heads = 0;
   std::int32_t columns = 0, together = 1;
 };
 

@@ -13,7 +13,8 @@
 namespace ringspan::cuda {
 
 struct BlockWork {
-  std::int64_t group = 0, tile = 0, head = 0, batch = 0;  // batch: index of the tasks' batch items; tile 0: the most work
+  // head: index of the tasks' query heads, or the kv head itself; batch: index of their batch items; tile 0: the most work
+  std::int64_t group = 0, tile = 0, head = 0, batch = 0;
 };
 
 // from: a group that does not begin behind the block. Cost: the logarithm of the groups between.
@@ -36,7 +37,7 @@ RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64
   const std::uint32_t width = columns - first < together ? columns - first : together;
   const std::uint32_t column = first + index % share % width;
   const auto heads = static_cast<std::uint32_t>(group.heads);
-  return {low, index % share / width, column % heads, column / heads};
+  return {low, index % share / width, group.head_first + column % heads * group.head_step, column / heads};
 }
 
 // Rows first .. first + count - 1 of (batch item, head) of a task.

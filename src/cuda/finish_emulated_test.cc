@@ -55,7 +55,7 @@ TEST_P(Finish, GivesTheBitsOfTheLaunch) {
     second.k_row = 60, second.k_count = 90;
     run_kernel(GetParam(), plain, {first, second});
     finalize(plain);
-    second.results = true;
+    first.results = second.results = true;
     run_kernel(GetParam(), finished, {first, second});
     EXPECT_EQ(finished.o.bytes(), plain.o.bytes()) << s.describe();
     EXPECT_EQ(finished.o32.bytes(), plain.o32.bytes()) << s.describe();

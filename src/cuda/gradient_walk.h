@@ -27,8 +27,7 @@ class GradientWork {
         static_cast<int>(kOwnsQueries ? group.tiles - 1 - work.tile : work.tile) * P::kBlockRows;  // the most work first
     const std::int64_t rows_left = (kOwnsQueries ? task.q_count : task.k_count) - first_row;
     rows = rows_left < P::kBlockRows ? static_cast<int>(rows_left) : P::kBlockRows;
-    // Of the tasks' query heads, or the kv head itself.
-    head = static_cast<int>(kOwnsQueries ? work.head : task.head_first / arguments.params.shape.group + work.head);
+    head = static_cast<int>(work.head);
   }
   static RINGSPAN_DEVICE const Group& group_of(const AttendArguments& arguments, std::int64_t block) {
     return arguments.groups[find_work(arguments, block).group];

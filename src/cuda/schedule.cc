@@ -43,10 +43,12 @@ Arithmetic rows_of(const AttendTask& task, Owner owner) {
                                        : Arithmetic{task.q_first, task.q_step, task.q_count};
 }
 
-// Heads of the rows that are written: query heads, or the hull of the kv heads.
+// Heads of the rows that are written: query heads, or kv heads, with those between them where their steps are none.
 Arithmetic heads_of(const AttendTask& task, Owner owner, int group) {
   if (owner != Owner::key_gradients) return {task.head_first, task.head_step, task.head_count};
   const std::int64_t first = task.head_first / group;
+  if (task.head_count > 1 && task.head_step > group && task.head_step % group == 0)
+    return {first, task.head_step / group, task.head_count};
   return {first, 1, (task.head_first + (task.head_count - 1) * task.head_step) / group - first + 1};
 }
 
@@ -78,17 +80,19 @@ View view_of(const Rows& rows) {
 }
 
 // What must agree within a group: the rows, and the memory they are in.
-auto key_of(const AttendTask& task, Owner owner) {
+auto key_of(const AttendTask& task, Owner owner, int group) {
   const Arithmetic rows = rows_of(task, owner);
+  const Arithmetic heads = heads_of(task, owner, group);
   const bool keys = owner == Owner::key_gradients;
-  return std::make_tuple(task.batch_first, task.batch_count, task.head_first, task.head_step, task.head_count, rows.first,
-                         rows.step, rows.count, keys ? task.kv_head_first : 0, keys ? task.kv_head_step : 0,
+  return std::make_tuple(task.batch_first, task.batch_count, heads.first, heads.step, heads.count, rows.first, rows.step,
+                         rows.count, keys ? task.kv_head_first : 0, keys ? task.kv_head_step : 0,
                          owner == Owner::state             ? view_of(task.acc)
                          : owner == Owner::query_gradients ? view_of(task.dq)
                                                            : view_of(task.dk),
                          owner == Owner::state ? view_of(task.m)
                          : keys                ? view_of(task.dv)
-                                               : View{});
+                                               : View{},
+                         owner == Owner::state ? view_of(task.o) : View{});
 }
 
 bool has_work(const AttendTask& task) {
@@ -121,19 +125,18 @@ std::vector<std::int64_t> waves_of_edges(const std::vector<std::vector<std::int6
 struct Members {
   AttendTask head;  // the first of them
   std::vector<std::int64_t> tasks;
-  bool finish = false;  // the last one leaves results
+  bool finish = false;  // they leave results
   std::int64_t place() const { return finish ? tasks.back() : tasks.front(); }
 };
 
-std::vector<Members> members_of(std::span<const AttendTask> tasks, Owner owner) {
-  std::map<decltype(key_of(tasks[0], owner)), std::size_t> known;
+std::vector<Members> members_of(std::span<const AttendTask> tasks, Owner owner, int group) {
+  std::map<decltype(key_of(tasks[0], owner, group)), std::size_t> known;
   std::vector<Members> groups;
   for (std::size_t index = 0; index < tasks.size(); ++index) {
     if (!has_work(tasks[index])) continue;
-    const auto [place, is_new] = known.try_emplace(key_of(tasks[index], owner), groups.size());
+    const auto [place, is_new] = known.try_emplace(key_of(tasks[index], owner, group), groups.size());
     if (is_new) groups.push_back({tasks[index], {}});
     Members& members = groups[place->second];
-    RINGSPAN_CHECK(!members.finish);
     members.tasks.push_back(static_cast<std::int64_t>(index));
     members.finish = owner == Owner::state && tasks[index].o.data != nullptr;
   }
@@ -187,35 +190,79 @@ std::vector<std::int64_t> waves_of_groups(std::span<const Members> groups, Owner
   return waves_of_edges(earlier);
 }
 
+// How many rows of the other side a block of the group takes in at most.
+std::int64_t work_of(const Members& group, std::span<const AttendTask> tasks, Owner owner) {
+  std::int64_t rows = 0;
+  for (const std::int64_t index : group.tasks) {
+    const AttendTask& task = tasks[static_cast<std::size_t>(index)];
+    const bool keys = owner == Owner::key_gradients;
+    const std::int64_t step = std::max<std::int64_t>(keys ? task.q_step : task.k_step, 1);
+    rows += std::min(keys ? task.q_count : task.k_count, (task.hi - task.lo) / step + 1);
+  }
+  return rows;
+}
+
+// The order of the groups of a wave, which is free: along their rows, so that what runs at one time reads the same ones of the
+// other side, and of some blocks that run at one time those with most work first, so that the last of a launch are small.
+void order_wave(std::span<std::size_t> wave, std::span<const Members> groups, std::span<const Group> sizes,
+                std::span<const AttendTask> tasks, Owner owner) {
+  constexpr std::int64_t kTogether = 512;  // blocks: some more than a large GPU runs
+  const auto rows_begin = [&](std::size_t index) {
+    return std::tuple(groups[index].head.batch_first, rows_of(groups[index].head, owner).first);
+  };
+  std::stable_sort(wave.begin(), wave.end(), [&](std::size_t a, std::size_t b) { return rows_begin(a) < rows_begin(b); });
+  for (std::size_t begin = 0, end = 0; begin < wave.size(); begin = end) {
+    for (std::int64_t blocks = 0; end < wave.size() && blocks < kTogether; ++end) {
+      blocks += std::int64_t{sizes[wave[end]].tiles} * sizes[wave[end]].columns;
+    }
+    std::stable_sort(
+        wave.begin() + static_cast<std::ptrdiff_t>(begin), wave.begin() + static_cast<std::ptrdiff_t>(end),
+        [&](std::size_t a, std::size_t b) { return work_of(groups[a], tasks, owner) > work_of(groups[b], tasks, owner); });
+  }
+}
+
+Group size_of(const Members& members, std::span<const AttendTask> tasks, Owner owner, int group, int tile_rows) {
+  const AttendTask& head = members.head;
+  const Arithmetic heads = heads_of(head, owner, group);
+  Group result;
+  result.tiles = static_cast<std::int32_t>((rows_of(head, owner).count + tile_rows - 1) / tile_rows);
+  result.heads = static_cast<std::int32_t>(heads.count);
+  if (owner == Owner::key_gradients) {
+    result.head_first = static_cast<std::int32_t>(heads.first);
+    result.head_step = static_cast<std::int32_t>(heads.step);
+  }
+  result.task_count = static_cast<std::int32_t>(members.tasks.size());
+  const std::int64_t columns = result.heads * head.batch_count;
+  result.columns = static_cast<std::int32_t>(columns);
+  result.together = static_cast<std::int32_t>(columns_together(members, tasks, owner, group, columns));
+  return result;
+}
+
 }  // namespace
 
 Schedule schedule_attend(std::span<const AttendTask> tasks, Owner owner, int group, int tile_rows) {
-  const std::vector<Members> groups = members_of(tasks, owner);
+  const std::vector<Members> groups = members_of(tasks, owner, group);
   const std::vector<std::int64_t> waves = waves_of_groups(groups, owner, group);
-  std::vector<std::size_t> by_wave(groups.size());
-  std::iota(by_wave.begin(), by_wave.end(), std::size_t{0});
-  std::stable_sort(by_wave.begin(), by_wave.end(), [&](std::size_t a, std::size_t b) { return waves[a] < waves[b]; });
-
+  std::vector<Group> sizes;
+  std::vector<std::vector<std::size_t>> by_wave;
+  for (std::size_t index = 0; index < groups.size(); ++index) {
+    sizes.push_back(size_of(groups[index], tasks, owner, group, tile_rows));
+    by_wave.resize(std::max(by_wave.size(), static_cast<std::size_t>(waves[index]) + 1));
+    by_wave[static_cast<std::size_t>(waves[index])].push_back(index);
+  }
   Schedule schedule;
-  for (const std::size_t index : by_wave) {
-    const auto wave = static_cast<std::size_t>(waves[index]);
-    if (wave == schedule.waves.size()) schedule.waves.push_back({static_cast<std::int64_t>(schedule.groups.size()), 0, 0});
-    Wave& current = schedule.waves[wave];
-    const Members& members = groups[index];
-    const AttendTask& head = members.head;
-    Group result;
-    result.first_block = current.blocks;
-    result.tiles = static_cast<std::int32_t>((rows_of(head, owner).count + tile_rows - 1) / tile_rows);
-    result.heads = static_cast<std::int32_t>(heads_of(head, owner, group).count);
-    result.first_task = static_cast<std::int64_t>(schedule.order.size());
-    result.task_count = static_cast<std::int32_t>(members.tasks.size());
-    const std::int64_t columns = result.heads * head.batch_count;
-    result.columns = static_cast<std::int32_t>(columns);
-    result.together = static_cast<std::int32_t>(columns_together(members, tasks, owner, group, columns));
-    schedule.order.insert(schedule.order.end(), members.tasks.begin(), members.tasks.end());
-    current.blocks += result.tiles * columns;
-    ++current.count;
-    schedule.groups.push_back(result);
+  for (std::vector<std::size_t>& members : by_wave) {
+    order_wave(members, groups, sizes, tasks, owner);
+    Wave wave{static_cast<std::int64_t>(schedule.groups.size()), static_cast<std::int64_t>(members.size()), 0};
+    for (const std::size_t index : members) {
+      Group& size = sizes[index];
+      size.first_block = wave.blocks;
+      size.first_task = static_cast<std::int64_t>(schedule.order.size());
+      wave.blocks += std::int64_t{size.tiles} * size.columns;
+      schedule.order.insert(schedule.order.end(), groups[index].tasks.begin(), groups[index].tasks.end());
+      schedule.groups.push_back(size);
+    }
+    schedule.waves.push_back(wave);
   }
   return schedule;
 }

@@ -39,8 +39,8 @@ TEST(Schedule, DisjointProgressionsShareAWave) {
   EXPECT_EQ(schedule.order.back(), 2);
 }
 
-// A task that finishes its rows is the last of its group, and its group comes after all that touches these rows, also after
-// tasks that come later in the list than the first of the group.
+// A group that finishes its rows comes after all that touches these rows, also after tasks that come later in the list than the
+// first of the group.
 TEST(Schedule, WhatFinishesRowsComesLast) {
   float states[2][300] = {}, o = 0.0F;
   const auto with_state = [&](AttendTask t, int state) {
@@ -55,7 +55,7 @@ TEST(Schedule, WhatFinishesRowsComesLast) {
   const AttendTask whole = with_state(task(0, 1, 100, 0, 50), 0), odd = with_state(task(1, 2, 50, 50, 50), 0);
   const AttendTask other_rows = with_state(task(100, 1, 10, 0, 50), 0), other_state = with_state(task(0, 1, 100, 0, 50), 1);
   {
-    const std::vector<AttendTask> tasks{whole, odd, finishing(whole), finishing(other_rows)};
+    const std::vector<AttendTask> tasks{finishing(whole), odd, finishing(whole), finishing(other_rows)};
     const Schedule schedule = schedule_attend(tasks, Owner::state, 1, 64);
     EXPECT_EQ(schedule.order, (std::vector<std::int64_t>{1, 3, 0, 2}));
     ASSERT_EQ(schedule.waves.size(), 2U);
@@ -67,6 +67,28 @@ TEST(Schedule, WhatFinishesRowsComesLast) {
   EXPECT_THROW(scheduled({finishing(whole), odd}), std::logic_error);
   EXPECT_THROW(scheduled({odd, finishing(whole), odd}), std::logic_error);
   EXPECT_THROW(scheduled({finishing(whole), finishing(odd)}), std::logic_error);
+}
+
+// Of groups that run at one time those with most work come first, and groups lie along their rows otherwise.
+TEST(Schedule, GroupsWithMostWorkComeFirst) {
+  std::vector<AttendTask> tasks;  // of each 1,000 rows the even ones take one task more, over as many keys
+  for (std::int64_t first = 3000; first >= 0; first -= 1000) {
+    tasks.push_back(task(first + 1, 2, 500, first, 1000));
+    tasks.push_back(task(first, 2, 500, first, 1000));
+    tasks.push_back(task(first, 2, 500, first + 7, 1000));
+  }
+  const auto firsts = [&](const Schedule& schedule) {
+    std::vector<std::int64_t> found;
+    for (const Group& group : schedule.groups) {
+      found.push_back(tasks[static_cast<std::size_t>(schedule.order[static_cast<std::size_t>(group.first_task)])].q_first);
+    }
+    return found;
+  };
+  EXPECT_EQ(firsts(schedule_attend(tasks, Owner::state, 1, 128)),
+            (std::vector<std::int64_t>{0, 1000, 2000, 3000, 1, 1001, 2001, 3001}));
+  for (AttendTask& each : tasks) each.batch_count = 64;  // 256 blocks of each group
+  EXPECT_EQ(firsts(schedule_attend(tasks, Owner::state, 1, 128)),
+            (std::vector<std::int64_t>{0, 1, 1000, 1001, 2000, 2001, 3000, 3001}));
 }
 
 // Every row of every task is written by one block of each wave at most, tasks that share a row run in list order, and every

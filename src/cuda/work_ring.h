@@ -202,7 +202,6 @@ class WorkList {
     first_row_ = static_cast<int>(kOwnsQueries ? group.tiles - 1 - tile_ : tile_) * P::kRows;
     const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - first_row_;
     rows_ = left < P::kRows ? static_cast<int>(left) : P::kRows;
-    if constexpr (!kOwnsQueries) head_ += kv_head_of(task.head_first);
   }
 
   RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count,

@@ -181,8 +181,11 @@ class Checker {
   }
 
   bool may_lack(LaunchKind kind, const AttendItem& item, int operand) const {
-    if (kind != LaunchKind::attend) return operand >= kDq && plan_.options.host_tensors;  // has dq, or dk and dv, only
-    const bool finishes = item.operands[kResult].view >= 0;                               // then it may have no state
+    if (kind == LaunchKind::attend_backward) {  // is for dq, or for dk and dv, only
+      return operand == kDq ? item.operands[kDk].view >= 0 : operand > kDq && item.operands[kDq].view >= 0;
+    }
+    if (kind != LaunchKind::attend) return false;
+    const bool finishes = item.operands[kResult].view >= 0;  // then it may have no state
     return finishes ? operand == kResult32 || (operand >= kM && operand <= kAcc) : operand >= kResult;
   }
 

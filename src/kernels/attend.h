@@ -13,10 +13,13 @@
 // 0 and -inf where l = 0. o may be where acc is.
 // Such a task may come without states (m.data == nullptr), where it is the first to touch its rows, too, and has no more keys
 // than keys_without_state.
+// To kernels of devices, several tasks of a call may have the same rows with the same results: together they are the last (and
+// without states the first) to touch them. Backward likewise several that write the same rows.
 //
 // Backward. With the final lse of the row, delta = rowsum(do . o) and c = output_scale:
 //     p = min(1, e^(s - lse));  dp = c drop (do_i . v_j);  ds = p (dp - delta) ds/d(scale q k)
 //     dv_j += c drop p do_i;  dq_i += scale ds k_j;  dk_j += scale ds q_i          float32 accumulators
+// A task may be for dq only, or for dk and dv only: what it is not for is null, in all tasks of a call alike.
 // With writes_dq (writes_dk_dv) no other task touches these rows: dq (dk and dv) are in the storage dtype, and are written
 // instead of added to, zeros where a row has no pair; only to kernels that say so. Rows with lse = -inf contribute nothing. (s
 // <= lse holds but for rounding, which at |s| = 1e8 would make e^(s - lse) e^8.)

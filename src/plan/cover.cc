@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <map>
+#include <numeric>
 #include <utility>
 
 namespace ringspan::internal {
@@ -42,23 +43,40 @@ class Ranges {
   std::map<std::int64_t, std::int64_t> ends_;
 };
 
-// Rows in steps, as one set of ranges per remainder.
+// Rows in steps that divide `step`, as one set of ranges per remainder.
 struct StepRanges {
   std::int64_t step = 1;
   std::map<std::int64_t, Ranges> by_remainder;
   Ranges& of(std::int64_t row) { return by_remainder[row % step]; }
-  bool overlaps(std::int64_t row, std::int64_t count) { return of(row).overlaps(row / step, row / step + count - 1); }
-  void add(std::int64_t row, std::int64_t count) { of(row).add(row / step, row / step + count - 1); }
+  bool overlaps(const Strip& strip) {
+    bool found = false;
+    for_runs(strip, [&](Ranges& ranges, std::int64_t first, std::int64_t last) { found |= ranges.overlaps(first, last); });
+    return found;
+  }
+  void add(const Strip& strip) {
+    for_runs(strip, [](Ranges& ranges, std::int64_t first, std::int64_t last) { ranges.add(first, last); });
+  }
+
+ private:
+  // A strip is as many runs as its own step fits into ours.
+  template <typename Visit>
+  void for_runs(const Strip& strip, const Visit& visit) {
+    const std::int64_t runs = strip.count > 1 ? step / strip.step : 1;
+    for (std::int64_t run = 0; run < std::min(runs, strip.count); ++run) {
+      const std::int64_t row = strip.row + run * strip.step;
+      visit(of(row), row / step, row / step + (strip.count - 1 - run) / runs);
+    }
+  }
 };
 
-// The step of all strips of more than one row.
+// One that the steps of all strips of more than one row divide.
 std::optional<std::int64_t> common_step(std::span<const Strip> strips) {
   std::int64_t step = 1;
   for (const Strip& strip : strips) {
-    if (strip.count > 1) step = std::max(step, strip.step);
+    if (strip.count > 1) step = std::lcm(step, strip.step);
+    if (step < 1 || step > kMostSteps) return std::nullopt;
   }
-  const bool common = std::all_of(strips.begin(), strips.end(), [&](const Strip& s) { return s.count <= 1 || s.step == step; });
-  return common && step <= kMostSteps ? std::optional(step) : std::nullopt;
+  return step;
 }
 
 std::map<Plane, std::vector<std::size_t>> by_plane(std::span<const Strip> strips) {
@@ -129,8 +147,8 @@ std::optional<std::vector<bool>> last_ones(std::span<const Strip> strips) {
     if (!step) return std::nullopt;
     StepRanges later{*step, {}};
     for (std::size_t i = own.size(); i-- > 0;) {
-      last[plane->second[i]] = !later.overlaps(own[i].row, own[i].count);
-      later.add(own[i].row, own[i].count);
+      last[plane->second[i]] = !later.overlaps(own[i]);
+      later.add(own[i]);
     }
   }
   return last;
@@ -154,7 +172,7 @@ std::optional<std::vector<RowItem>> uncovered(const RowItem& rows, int operand, 
     const auto step = common_step(own);
     if (!step) return std::nullopt;
     StepRanges covered{*step, {}};
-    for (const Strip& strip : own) covered.add(strip.row, strip.count);
+    for (const Strip& strip : own) covered.add(strip);
     add_gaps(rows, operand, plane, covered, left);
   }
   return left;

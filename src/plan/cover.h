@@ -34,7 +34,7 @@ struct Strip {
 };
 
 // Of strips of one view, for each whether no strip after it has one of its rows. Nothing where that does not show at a glance:
-// too many planes, some that overlap, or rows in different or too large steps.
+// too many planes, some that overlap, or rows in steps that come together too seldom.
 std::optional<std::vector<bool>> last_ones(std::span<const Strip> strips);
 
 // The rows that no strip has; the strips share none, and lie inside. Nothing where they have some heads of a batch item only.

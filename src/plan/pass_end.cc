@@ -6,6 +6,7 @@
 #include "plan/kernel_choice.h"
 #include "plan/settle.h"
 #include "plan/settle_gradients.h"
+#include "plan/split_tasks.h"
 
 namespace ringspan::internal {
 
@@ -172,8 +173,10 @@ void PassBuilder::sum_sink_gradients(std::int64_t stage_index) {
 Program PassBuilder::finish() {
   Program& program = builder_.assemble();
   const PlanOptions& options = setting_.options;
-  if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), options));
-  if (backward_ && writes_gradients(options)) settle_gradients(&program, problem().group());
+  const bool on_device = writes_gradients(options);
+  if (on_device && options.partials != Partials::storage) split_tasks(&program, problem().group());  // else a call per task
+  if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), options), on_device);
+  if (backward_ && on_device) settle_gradients(&program, problem().group());
   if (!program.attend_items.empty() && setting_.options.device == DeviceKind::cpu) {
     const std::int64_t bytes = kernel_scratch_bytes(problem(), setting_.options, backward_ ? Pass::backward : Pass::forward);
     builder_.set_scratch(builder_.region("kernel scratch", Component::scratch, bytes));

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <limits>
 #include <map>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/cover.h"
@@ -20,8 +22,8 @@ enum : int { kStateM, kStateL, kStateAcc, kResultO, kResultLseRow, kResultO32 };
 
 class Settler {
  public:
-  Settler(Program& program, bool sinks, std::int64_t keys_without_state)
-      : program_(program), sinks_(sinks), keys_without_state_(keys_without_state) {}
+  Settler(Program& program, bool sinks, std::int64_t keys_without_state, bool groups_tasks)
+      : program_(program), sinks_(sinks), keys_without_state_(keys_without_state), groups_tasks_(groups_tasks) {}
 
   void run() {
     collect();
@@ -37,10 +39,12 @@ class Settler {
   }
 
  private:
+  // Tasks over the same rows that a kernel takes in together; or one task.
   struct Last {
     Strip strip;
     std::int32_t view = kNoView;
-    std::int64_t item = 0;
+    std::vector<std::int64_t> items;
+    std::size_t place = 0;  // of the last one among the tasks of the view
     bool settled = false;
   };
 
@@ -49,10 +53,12 @@ class Settler {
 
   // Which tasks touch which states, in order, and which states something else writes.
   void collect() {
+    launch_of_.resize(program_.attend_items.size());
     for_launches(program_, [&](const Launch& launch) {
       for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
         if (launch.kind == LaunchKind::attend) {
           tasks_[item(index).operands[kM].view].push_back(index);
+          launch_of_[static_cast<std::size_t>(index)] = launch.first;
         } else if (launch.kind == LaunchKind::merge || launch.kind == LaunchKind::merge_states) {
           const int m = launch.kind == LaunchKind::merge ? 2 : 3;
           merged_[program_.row_items[static_cast<std::size_t>(index)].operands[m].view] = true;
@@ -64,17 +70,34 @@ class Settler {
   // The tasks that nobody comes after.
   void find_last(std::int32_t state, const std::vector<std::int64_t>& items) {
     if (merged_.contains(state)) return;
+    std::vector<Last> groups = groups_of(state, items);
     std::vector<Strip> strips;
-    for (const std::int64_t index : items) {
-      const Slice& slice = item(index).slice;
-      const RowRef& m = item(index).operands[kM];
-      strips.push_back({make_plane(slice.batch_first, slice.batch_count, slice.heads), m.row, m.step, slice.q.count});
-    }
+    for (const Last& group : groups) strips.push_back(group.strip);
     const auto last = last_ones(strips);
     if (!last) return;
-    for (std::size_t i = 0; i < strips.size(); ++i) {
-      if ((*last)[i]) lasts_.push_back({strips[i], state, items[i]});
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      if ((*last)[i]) lasts_.push_back(std::move(groups[i]));
     }
+  }
+
+  // In the order in which the last task of each runs.
+  std::vector<Last> groups_of(std::int32_t state, const std::vector<std::int64_t>& items) {
+    std::vector<Last> groups;
+    std::map<std::tuple<std::int64_t, Plane, std::int64_t, std::int64_t, std::int64_t>, std::size_t> known;
+    for (std::size_t place = 0; place < items.size(); ++place) {
+      const std::int64_t index = items[place];
+      const Slice& slice = item(index).slice;
+      const RowRef& m = item(index).operands[kM];
+      const Strip strip{make_plane(slice.batch_first, slice.batch_count, slice.heads), m.row, m.step, slice.q.count};
+      const std::int64_t together = groups_tasks_ ? launch_of_[static_cast<std::size_t>(index)] : index;
+      const auto [found, is_new] = known.try_emplace({together, strip.plane, m.row, m.step, slice.q.count}, groups.size());
+      if (is_new) groups.push_back({strip, state, {}});
+      Last& group = groups[found->second];
+      group.items.push_back(index);
+      group.place = place;
+    }
+    std::sort(groups.begin(), groups.end(), [](const Last& a, const Last& b) { return a.place < b.place; });
+    return groups;
   }
 
   // The rows of a finalize launch that no last task has; those tasks get their results.
@@ -102,10 +125,12 @@ class Settler {
     if (inside.empty() || !rest) return false;
     left.insert(left.end(), rest->begin(), rest->end());
     for (Last* last : inside) {
-      RowRef* const operands = item(last->item).operands;
-      operands[kResult] = at_same_rows(rows, kStateM, operands[kM], kResultO);
-      operands[kResultLse] = at_same_rows(rows, kStateM, operands[kM], kResultLseRow);
-      operands[kResult32] = at_same_rows(rows, kStateM, operands[kM], kResultO32);
+      for (const std::int64_t index : last->items) {
+        RowRef* const operands = item(index).operands;
+        operands[kResult] = at_same_rows(rows, kStateM, operands[kM], kResultO);
+        operands[kResultLse] = at_same_rows(rows, kStateM, operands[kM], kResultLseRow);
+        operands[kResult32] = at_same_rows(rows, kStateM, operands[kM], kResultO32);
+      }
       last->settled = true;
     }
     return true;
@@ -155,7 +180,9 @@ class Settler {
   Program& program_;
   bool sinks_;
   std::int64_t keys_without_state_;
+  bool groups_tasks_;
   std::map<std::int32_t, std::vector<std::int64_t>> tasks_;  // by view of m
+  std::vector<std::int64_t> launch_of_;                      // of a task, by its first task
   std::map<std::int32_t, bool> merged_;
   std::vector<Last> lasts_;
   std::int64_t compared_ = 0;
@@ -163,8 +190,8 @@ class Settler {
 
 }  // namespace
 
-void settle(Program* program, bool sinks, std::int64_t keys_without_state) {
-  Settler(*program, sinks, keys_without_state).run();
+void settle(Program* program, bool sinks, std::int64_t keys_without_state, bool groups_tasks) {
+  Settler(*program, sinks, keys_without_state, groups_tasks).run();
 }
 
 }  // namespace ringspan::internal

@@ -4,8 +4,11 @@
 #include <initializer_list>
 #include <map>
 #include <optional>
+#include <set>
+#include <tuple>
 #include <vector>
 
+#include "plan/common_parts.h"
 #include "plan/cover.h"
 #include "plan/rewrite_rows.h"
 
@@ -36,14 +39,17 @@ class GradientSettler {
 
   void settle(std::initializer_list<int> operands, bool AttendItem::*writes) {
     std::map<std::int32_t, Target> targets;
+    const auto first = std::find_if(program_.attend_items.begin(), program_.attend_items.end(),
+                                    [&](const AttendItem& item) { return item.operands[*operands.begin()].view >= 0; });
+    if (first == program_.attend_items.end()) return;
     for (const int operand : operands) {
-      if (program_.attend_items.empty()) return;
-      const std::int32_t sums = program_.attend_items.front().operands[operand].view;
+      const std::int32_t sums = first->operands[operand].view;
       auto target = find_target(sums);
-      if (!target || !cover(operand, *target)) return;
+      if (!target || !cover(operand, sums, *target)) return;
       targets.emplace(sums, std::move(*target));
     }
     for (AttendItem& item : program_.attend_items) {
+      if (item.operands[*operands.begin()].view < 0) continue;
       item.*writes = true;
       for (const int operand : operands) {
         const Target& target = targets.at(item.operands[operand].view);
@@ -79,27 +85,37 @@ class GradientSettler {
     return known && !target.rows.empty() ? std::optional(std::move(target)) : std::nullopt;
   }
 
-  // The heads of a gradient of keys; nothing where they are not neighbours, as a kernel would write those between.
+  // Nothing where a kernel would write heads of a gradient of keys that are none of the task's.
   std::optional<Strip> strip_of(const AttendItem& item, int operand) const {
     const Slice& slice = item.slice;
     const RowRef& ref = item.operands[operand];
     if (operand == kDq)
       return Strip{make_plane(slice.batch_first, slice.batch_count, slice.heads), ref.row, ref.step, slice.q.count};
-    const Progression heads{slice.heads.first / group_, 1, slice.heads.last() / group_ - slice.heads.first / group_ + 1};
-    if (heads.count > 1 && slice.heads.stride > group_) return std::nullopt;
-    return Strip{make_plane(slice.batch_first, slice.batch_count, heads), ref.row, ref.step, slice.k.count};
+    const auto heads = written_kv_heads(slice.heads, group_);
+    if (!heads) return std::nullopt;
+    return Strip{make_plane(slice.batch_first, slice.batch_count, *heads), ref.row, ref.step, slice.k.count};
   }
 
-  // Whether each row has one task at most, each task rows of one item, and what none has.
-  bool cover(int operand, Target& target) const {
+  // Whether each row has one task at most, or tasks of one launch over the same rows, each task rows of one item, and what none
+  // has. `sums`: the view that all tasks have.
+  bool cover(int operand, std::int32_t sums, Target& target) const {
     const auto items = static_cast<std::int64_t>(program_.attend_items.size() * target.rows.size());
     if (items > kMostComparisons) return false;
     std::vector<Strip> strips;
-    for (const AttendItem& item : program_.attend_items) {
-      const auto strip = strip_of(item, operand);
-      if (!strip || item.operands[operand].view != program_.attend_items.front().operands[operand].view) return false;
-      strips.push_back(*strip);
-    }
+    std::set<std::tuple<std::int64_t, Plane, std::int64_t, std::int64_t, std::int64_t>> known;
+    bool all = true;
+    for_launches(program_, [&](const Launch& launch) {
+      if (launch.kind != LaunchKind::attend_backward) return;
+      for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+        const AttendItem& item = program_.attend_items[static_cast<std::size_t>(index)];
+        if (item.operands[operand].view < 0) continue;
+        const auto strip = strip_of(item, operand);
+        all = all && strip && item.operands[operand].view == sums;
+        if (!all) return;
+        if (known.emplace(launch.first, strip->plane, strip->row, strip->step, strip->count).second) strips.push_back(*strip);
+      }
+    });
+    if (!all) return false;
     const auto last = last_ones(strips);
     if (!last || std::find(last->begin(), last->end(), false) != last->end()) return false;
     std::size_t placed = 0;

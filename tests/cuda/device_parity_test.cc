@@ -46,6 +46,32 @@ TEST(Device, EveryPattern) {
   }
 }
 
+// Branches whose rows blocks take in together where they overlap: one launch forward and two backward, without a state or
+// float32 sums; with several ranks some rows keep a state from stage to stage. Query heads that share kv heads begin with other
+// rows.
+void expect_overlapping_branches(const char* kernel) {
+  struct Shape {
+    const char* pattern;
+    std::int64_t tokens;
+    int heads, kv_heads, ranks;
+  };
+  for (const auto& [pattern, tokens, heads, kv_heads, ranks] : {Shape{"dilated:512x1,1024x2", 1024, 2, 2, 1},
+                                                                {"dilated:512x1,1024x4", 1024, 4, 2, 1},
+                                                                {"dilated:512x1,1024x2", 1024, 2, 1, 2},
+                                                                {"dilated:384x1,1152x3 & causal", 1152, 3, 3, 1}}) {
+    Case test = make_case(pattern, Strategy::exchange, ranks, tokens);
+    Problem& p = test.problem;
+    p.heads = heads, p.kv_heads = kv_heads;
+    p.dtype = DType::bfloat16;
+    p.head_dim = p.head_dim_v = 24;
+    p.sinks = heads == 4, p.alibi = heads == 3, p.dropout = ranks == 2 ? 0.1F : 0.0F;
+    test.options.attend_kernel = test.options.attend_backward_kernel = kernel;
+    EXPECT_EQ(judge_on_device(test), "");
+  }
+}
+TEST(Device, BranchesThatOverlap) { expect_overlapping_branches("mma"); }
+TEST(Device, WarpgroupBranchesThatOverlap) { expect_overlapping_branches("wgmma"); }
+
 TEST(Device, EveryDTypeAndOption) {
   for (const DType dtype : {DType::float32, DType::bfloat16, DType::float16}) {
     for (const bool keep : {true, false}) {

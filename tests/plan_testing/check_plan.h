@@ -55,8 +55,7 @@ class PairCounts {
   std::vector<int> counts_;
 };
 
-// The ranks together attend every pair of the pattern once, in both passes; backward on tensors of the host once for dq, and
-// once for dk and dv.
+// The ranks together attend every pair of the pattern once, in both passes; backward also once for dq, and once for dk and dv.
 inline std::string check_pairs(const std::vector<Plan>& plans) {
   const Problem& problem = plans.front().problem();
   PairCounts expected(problem);
@@ -64,16 +63,16 @@ inline std::string check_pairs(const std::vector<Plan>& plans) {
   for (const bool backward : {false, true}) {
     if (backward && !plans.front().data().has_backward) continue;
     PairCounts planned(problem), planned_again(problem);
-    const bool twice = backward && plans.front().options().host_tensors;
     Int128 pairs = 0;
     for (const Plan& plan : plans) {
       const Program& program = backward ? plan.data().backward : plan.data().forward;
       for (const AttendItem& item : program.attend_items) {
-        (twice && item.operands[internal::kDq].view < 0 ? planned_again : planned).add(item.slice);
+        if (!backward || item.operands[internal::kDq].view >= 0) planned.add(item.slice);
+        if (backward && item.operands[internal::kDk].view >= 0) planned_again.add(item.slice);
       }
       pairs += program.pairs;
     }
-    if (!(planned == expected) || (twice && !(planned_again == expected)))
+    if (!(planned == expected) || (backward && !(planned_again == expected)))
       return fmt::format("{}: the tasks are not the pattern", backward ? "backward" : "forward");
     if (pairs != pair_count(problem)) return "the counts of pairs do not sum up";
   }
@@ -301,7 +300,7 @@ class Hazards {
     if (launch.kind == LaunchKind::sum_sinks) return mark_sink_gradient();
     for (std::int64_t i = launch.first; i < launch.first + launch.count && error_.empty(); ++i) {
       if (launch.kind == LaunchKind::attend || launch.kind == LaunchKind::attend_backward) {
-        run(launch.kind, program_->attend_items.at(static_cast<std::size_t>(i)));
+        run(launch.kind, program_->attend_items.at(static_cast<std::size_t>(i)), has_later(launch, i));
       } else {
         run(launch, program_->row_items.at(static_cast<std::size_t>(i)));
       }
@@ -331,7 +330,22 @@ class Hazards {
     }
   }
 
-  void run(LaunchKind kind, const AttendItem& item) {
+  // Whether the launch has a later task with the same results.
+  bool has_later(const Launch& launch, std::int64_t index) const {
+    const AttendItem& item = program_->attend_items.at(static_cast<std::size_t>(index));
+    const auto rows_of = [](const AttendItem& task) {
+      const RowRef& o = task.operands[internal::kResult];
+      return std::tuple(o.view, o.row, o.step, task.slice.batch_first, task.slice.batch_count, task.slice.heads.first,
+                        task.slice.heads.stride, task.slice.heads.count, task.slice.q.count);
+    };
+    const auto first = program_->attend_items.begin() + index + 1;
+    return launch.kind == LaunchKind::attend && item.operands[internal::kResult].view >= 0 &&
+           std::any_of(first, program_->attend_items.begin() + launch.first + launch.count,
+                       [&](const AttendItem& later) { return rows_of(later) == rows_of(item); });
+  }
+
+  // has_later: it has results, but another task leaves them.
+  void run(LaunchKind kind, const AttendItem& item, bool has_later) {
     const Slice& s = item.slice;
     const bool forward = kind == LaunchKind::attend;
     const bool finishes = forward && item.operands[internal::kResult].view >= 0;
@@ -341,15 +355,17 @@ class Hazards {
       const bool key = i == internal::kK || i == internal::kV || (!forward && (i == internal::kDk || i == internal::kDv));
       if (item.operands[i].view < 0) {
         const bool is_state = i == internal::kM || i == internal::kL || i == internal::kAcc;
-        if (finishes && (i == internal::kResult32 || is_state)) continue;
-        if (i < internal::kDq || !data_.options.host_tensors) fail(fmt::format("operand {} is missing", i));
+        const bool is_other = !forward && (i == internal::kDq ? item.operands[internal::kDk].view >= 0
+                                                              : i > internal::kDq && item.operands[internal::kDq].view >= 0);
+        if (!(finishes && (i == internal::kResult32 || is_state)) && !is_other) fail(fmt::format("operand {} is missing", i));
         continue;
       }
+      if (has_later && i >= internal::kResult) continue;
       if (data_.options.host_tensors && !program_->views.at(static_cast<std::size_t>(item.operands[i].view)).in_arena) {
         fail("a kernel follows an address of the host");
       }
-      access(item.operands[i], forward ? forward_access(i, finishes) : backward_access(i, item), s.batch_first, s.batch_count,
-             s.heads, key ? data_.problem.group() : 1, key ? s.k.count : s.q.count);
+      access(item.operands[i], forward ? forward_access(i, finishes && !has_later) : backward_access(i, item), s.batch_first,
+             s.batch_count, s.heads, key ? data_.problem.group() : 1, key ? s.k.count : s.q.count);
       check_own_position(item.operands[i], key ? s.k : s.q, key);
     }
   }
