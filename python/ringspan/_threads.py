@@ -1,6 +1,8 @@
 """How many threads the kernels of one rank use."""
 
+import functools
 import os
+import sys
 
 from . import _check, _core
 
@@ -26,18 +28,19 @@ def set_num_threads(n: int | None, *, own: bool = False) -> None:
 
 def are_torchs(threads: int) -> bool:
     """Whether so many threads are to be those of torch."""
-    import sys
-
     torch = sys.modules.get("torch")
-    return not _own and torch is not None and torch.backends.openmp.is_available() and threads == torch.get_num_threads()
+    return not _own and torch is not None and threads == torch.get_num_threads() and _torch_has_openmp()
+
+
+@functools.cache
+def _torch_has_openmp():
+    return sys.modules["torch"].backends.openmp.is_available()
 
 
 def num_threads() -> int:
     """The number of threads of each rank's kernels."""
     if _threads is not None:
         return _threads
-    import sys
-
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "get_num_threads"):
         return max(1, torch.get_num_threads())

@@ -47,6 +47,7 @@ NB_MODULE(_core, module) {
   bind_problem(module);
   bind_plan(module);
   bind_transport(module);
+  bind_tensors(module);
   bind_session(module);
   bind_devices(module);
   bind_fused(module);

@@ -13,8 +13,10 @@
 
 #include "base/check.h"
 #include "bindings.h"
+#include "cuda/emulated_memory.h"
 #include "openmp.h"
 #include "simulate.h"
+#include "tensors.h"
 
 namespace nb = nanobind;
 using namespace nb::literals;
@@ -22,36 +24,49 @@ using namespace nb::literals;
 namespace ringspan::python {
 namespace {
 
-ForwardTensors forward_tensors(const TensorTuple& q, const TensorTuple& k, const TensorTuple& v, const TensorTuple& o,
-                               const TensorTuple& lse, Address alibi, std::int64_t alibi_stride, Address sinks) {
-  return {.q = to_const_tensor(q),
-          .k = to_const_tensor(k),
-          .v = to_const_tensor(v),
-          .o = to_tensor(o),
-          .lse = to_tensor(lse),
+// The emulated device has a name of its own for memory of the host.
+struct Naming {
+  bool emulated = false;
+  Tensor operator()(Tensor tensor) const {
+    if (emulated && tensor.data != nullptr) tensor.data = cuda::tagged(tensor.data);
+    return tensor;
+  }
+};
+
+Naming naming(const std::string& device, bool host_tensors = false) { return {device == "cuda-emulated" && !host_tensors}; }
+
+ForwardTensors forward_tensors(const Naming& of, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o,
+                               const Tensor& lse, Address alibi, std::int64_t alibi_stride, Address sinks) {
+  return {.q = of(q),
+          .k = of(k),
+          .v = of(v),
+          .o = of(o),
+          .lse = of(lse),
           .alibi_slopes = reinterpret_cast<const float*>(alibi),
           .alibi_batch_stride = alibi_stride,
           .sinks = reinterpret_cast<const float*>(sinks)};
 }
 
-BackwardTensors backward_tensors(const std::vector<TensorTuple>& t, Address alibi, std::int64_t alibi_stride, Address sinks,
-                                 Address dsinks) {
+BackwardTensors backward_tensors(const Naming& of, const std::vector<Tensor>& t, Address alibi, std::int64_t alibi_stride,
+                                 Address sinks, Address dsinks) {
   RINGSPAN_CHECK(t.size() == 10);
-  return {.q = to_const_tensor(t[0]),
-          .k = to_const_tensor(t[1]),
-          .v = to_const_tensor(t[2]),
-          .o = to_const_tensor(t[3]),
-          .lse = to_const_tensor(t[4]),
-          .d_out = to_const_tensor(t[5]),
-          .dlse = to_const_tensor(t[6]),
-          .dq = to_tensor(t[7]),
-          .dk = to_tensor(t[8]),
-          .dv = to_tensor(t[9]),
+  return {.q = of(t[0]),
+          .k = of(t[1]),
+          .v = of(t[2]),
+          .o = of(t[3]),
+          .lse = of(t[4]),
+          .d_out = of(t[5]),
+          .dlse = of(t[6]),
+          .dq = of(t[7]),
+          .dk = of(t[8]),
+          .dv = of(t[9]),
           .alibi_slopes = reinterpret_cast<const float*>(alibi),
           .alibi_batch_stride = alibi_stride,
           .sinks = reinterpret_cast<const float*>(sinks),
           .dsinks = reinterpret_cast<float*>(dsinks)};
 }
+
+Address address(const Tensor& tensor) { return reinterpret_cast<Address>(tensor.data); }
 
 constexpr double kDeadline = 30.0;  // of simulated ranks, which are threads
 
@@ -85,12 +100,14 @@ class Session {
           Address arena, std::int64_t arena_bytes, bool deterministic, bool openmp)
       : alone_(communicator == nullptr ? make_thread_world(1) : std::vector<std::unique_ptr<Communicator>>{}),
         attention_(plan, communicator == nullptr ? *alone_.front() : *communicator,
-                   options(deadline, device, stream, deterministic, openmp), bytes_at(arena, arena_bytes)) {}
+                   options(deadline, device, stream, deterministic, openmp), bytes_at(arena, arena_bytes)),
+        naming_(naming(device, plan.options().host_tensors)) {}
 
   // Collective: agrees on problem and options first, then plans.
   Session(const Problem& problem, const PlanOptions& plan_options, Communicator& communicator, double deadline,
           const std::string& device, Address stream, bool deterministic, bool openmp)
-      : attention_(problem, plan_options, communicator, options(deadline, device, stream, deterministic, openmp)) {}
+      : attention_(problem, plan_options, communicator, options(deadline, device, stream, deterministic, openmp)),
+        naming_(naming(device, plan_options.host_tensors)) {}
 
   std::vector<std::tuple<std::string, std::string>> kernels() const {
     const Plan& plan = attention_.plan();
@@ -101,25 +118,52 @@ class Session {
     return list;
   }
 
-  void forward(const TensorTuple& q, const TensorTuple& k, const TensorTuple& v, const TensorTuple& o, const TensorTuple& lse,
-               Address alibi, std::int64_t alibi_stride, Address sinks, Address saved, std::int64_t saved_bytes) {
+  void forward(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse, Address alibi,
+               std::int64_t alibi_stride, Address sinks, Address saved, std::int64_t saved_bytes) {
     const std::span<std::byte> kept = bytes_at(saved, saved_bytes);
-    ForwardTensors tensors = forward_tensors(q, k, v, o, lse, alibi, alibi_stride, sinks);
+    ForwardTensors tensors = forward_tensors(naming_, q, k, v, o, lse, alibi, alibi_stride, sinks);
     if (is_kept_there(kept)) tensors.saved = kept;
     attention_.forward(tensors);
     if (!is_kept_there(kept)) attention_.copy_saved(kept);
   }
 
-  void backward(const std::vector<TensorTuple>& tensors, Address alibi, std::int64_t alibi_stride, Address sinks,
-                Address dsinks, Address saved, std::int64_t saved_bytes) {
+  void backward(const std::vector<Tensor>& tensors, Address alibi, std::int64_t alibi_stride, Address sinks, Address dsinks,
+                Address saved, std::int64_t saved_bytes) {
     const std::span<std::byte> kept = bytes_at(saved, saved_bytes);
-    BackwardTensors given = backward_tensors(tensors, alibi, alibi_stride, sinks, dsinks);
+    BackwardTensors given = backward_tensors(naming_, tensors, alibi, alibi_stride, sinks, dsinks);
     if (is_kept_there(kept)) {
       given.saved = kept;
     } else {
       attention_.restore_saved(kept);
     }
     attention_.backward(given);
+  }
+
+  // The passes on tensors of torch's, with new ones for the results, in one call from Python: `results` are the arguments by
+  // which empty() makes each of them. Forward: o, lse, and what is kept for backward or None.
+  nb::tuple forward_new(const nb::callable& empty, const nb::tuple& results, nb::handle q, nb::handle k, nb::handle v) {
+    std::vector<nb::object> copies;
+    const Tensor of_q = read_dense(q, copies).tensor, of_k = read_dense(k, copies).tensor, of_v = read_dense(v, copies).tensor;
+    nb::tuple made = make_tensors(empty, results);
+    const Tensor o = read_dense(made[0], copies).tensor, lse = read_dense(made[1], copies).tensor;
+    const Given saved = read_dense(made[2], copies);
+    const nb::gil_scoped_release released;
+    forward(of_q, of_k, of_v, o, lse, 0, 0, 0, address(naming_(saved.tensor)), saved.last);
+    return made;
+  }
+
+  // `given`: q, k, v, o, lse, d_out, dlse. Gives dq, dk, dv.
+  nb::tuple backward_new(const nb::callable& empty, const nb::tuple& results, const nb::tuple& given, nb::handle saved) {
+    std::vector<nb::object> copies;
+    std::vector<Tensor> tensors;
+    tensors.reserve(given.size() + results.size());
+    for (const nb::handle object : given) tensors.push_back(read_dense(object, copies).tensor);
+    nb::tuple made = make_tensors(empty, results);
+    for (const nb::handle object : made) tensors.push_back(read_dense(object, copies).tensor);
+    const Given kept = read_dense(saved, copies);
+    const nb::gil_scoped_release released;
+    backward(tensors, 0, 0, 0, 0, address(naming_(kept.tensor)), kept.last);
+    return made;
   }
 
   void set_seed(std::uint64_t seed) { attention_.set_seed(seed); }
@@ -130,6 +174,7 @@ class Session {
  private:
   std::vector<std::unique_ptr<Communicator>> alone_;
   Attention attention_;
+  Naming naming_;
 };
 
 // Ranks whose tensors were already sharded by the caller: memory of any device.
@@ -138,12 +183,12 @@ void bind_simulation_of_shards(nb::module_& module) {
   module.def(
       "simulate_forward_shards",
       [](const std::vector<Plan>& plans, const std::string& device, Address stream,
-         const std::vector<std::vector<TensorTuple>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks,
-         Address saved, std::int64_t saved_bytes, bool deterministic) {
+         const std::vector<std::vector<Tensor>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks, Address saved,
+         std::int64_t saved_bytes, bool deterministic) {
         std::vector<ForwardTensors> tensors;
         for (const auto& t : shards) {
           RINGSPAN_CHECK(t.size() == 5);
-          tensors.push_back(forward_tensors(t[0], t[1], t[2], t[3], t[4], alibi, alibi_stride, sinks));
+          tensors.push_back(forward_tensors(naming(device), t[0], t[1], t[2], t[3], t[4], alibi, alibi_stride, sinks));
         }
         simulate_forward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream, deterministic));
       },
@@ -152,11 +197,12 @@ void bind_simulation_of_shards(nb::module_& module) {
   module.def(
       "simulate_backward_shards",
       [](const std::vector<Plan>& plans, const std::string& device, Address stream,
-         const std::vector<std::vector<TensorTuple>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks,
+         const std::vector<std::vector<Tensor>>& shards, Address alibi, std::int64_t alibi_stride, Address sinks,
          const std::vector<Address>& dsinks, Address saved, std::int64_t saved_bytes, bool deterministic) {
         std::vector<BackwardTensors> tensors;
         for (std::size_t rank = 0; rank < shards.size(); ++rank) {
-          tensors.push_back(backward_tensors(shards[rank], alibi, alibi_stride, sinks, dsinks.empty() ? 0 : dsinks.at(rank)));
+          tensors.push_back(
+              backward_tensors(naming(device), shards[rank], alibi, alibi_stride, sinks, dsinks.empty() ? 0 : dsinks.at(rank)));
         }
         simulate_backward(plans, tensors, bytes_at(saved, saved_bytes), options(kDeadline, device, stream, deterministic));
       },
@@ -179,6 +225,8 @@ void bind_session(nb::module_& module) {
            "sinks"_a = 0, "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,
            "saved"_a = 0, "saved_bytes"_a = 0, Guard())
+      .def("forward_new", &Session::forward_new, "empty"_a, "results"_a, "q"_a, "k"_a, "v"_a)
+      .def("backward_new", &Session::backward_new, "empty"_a, "results"_a, "given"_a, "saved"_a.none())
       .def("set_seed", &Session::set_seed, "seed"_a, "Of dropout, in the calls that follow.")
       .def("set_deadline", &Session::set_deadline, "seconds"_a, "Of silence from a peer, in the calls that follow.")
       .def("kernels", &Session::kernels, "Of each pass the kernel, and why it is not a library's.")
@@ -195,18 +243,18 @@ void bind_session(nb::module_& module) {
 
   module.def(
       "simulate_forward",
-      [](const std::vector<Plan>& plans, const TensorTuple& q, const TensorTuple& k, const TensorTuple& v, const TensorTuple& o,
-         const TensorTuple& lse, Address alibi, std::int64_t alibi_stride, Address sinks, Address saved,
-         std::int64_t saved_bytes) {
-        simulate_forward(plans, forward_tensors(q, k, v, o, lse, alibi, alibi_stride, sinks), bytes_at(saved, saved_bytes));
+      [](const std::vector<Plan>& plans, const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& o, const Tensor& lse,
+         Address alibi, std::int64_t alibi_stride, Address sinks, Address saved, std::int64_t saved_bytes) {
+        simulate_forward(plans, forward_tensors({}, q, k, v, o, lse, alibi, alibi_stride, sinks), bytes_at(saved, saved_bytes));
       },
       "plans"_a, "q"_a, "k"_a, "v"_a, "o"_a, "lse"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "saved"_a = 0,
       "saved_bytes"_a = 0, Guard());
   module.def(
       "simulate_backward",
-      [](const std::vector<Plan>& plans, const std::vector<TensorTuple>& tensors, Address alibi, std::int64_t alibi_stride,
+      [](const std::vector<Plan>& plans, const std::vector<Tensor>& tensors, Address alibi, std::int64_t alibi_stride,
          Address sinks, Address dsinks, Address saved, std::int64_t saved_bytes) {
-        simulate_backward(plans, backward_tensors(tensors, alibi, alibi_stride, sinks, dsinks), bytes_at(saved, saved_bytes));
+        simulate_backward(plans, backward_tensors({}, tensors, alibi, alibi_stride, sinks, dsinks),
+                          bytes_at(saved, saved_bytes));
       },
       "plans"_a, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0, "saved"_a = 0,
       "saved_bytes"_a = 0, Guard());

@@ -189,23 +189,17 @@ def test_dropout(ranks):
 
 
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_layouts_and_strided_views_are_read_in_place(layout):
+def test_layouts_and_strided_views_are_read_in_place(monkeypatch, layout):
     """Projections that come out of one matrix, every second token, swapped axes: no copies, right gradients."""
     torch.manual_seed(0)
     packed = torch.randn(2, 50, 3, 4, 16, requires_grad=True)
     views = [packed[:, ::2, i] for i in range(3)]
     if layout == "bhsd":
         views = [t.transpose(1, 2) for t in views]
-    seen = {}
-    from ringspan.torch._device import Place
-
-    original = Place.address
-    try:
-        Place.address = lambda place, t: t is not None and seen.setdefault(t.data_ptr(), original(place, t)) or 0
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.Tensor, "contiguous", None)
+        patch.setattr(torch.Tensor, "clone", None)
         o = rt.attention(*views, causal=True, layout=layout)
-    finally:
-        Place.address = original
-    assert all(view.data_ptr() in seen for view in views), "an input was copied"
     assert o.shape == views[0].shape and o.is_contiguous()
     o.sum().backward()
     reference = packed.detach().double().requires_grad_()

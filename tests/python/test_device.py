@@ -391,7 +391,7 @@ def test_a_capture_makes_no_session(cuda):
     with pytest.raises(ringspan.Unsupported, match="has set everything aside"):
         alone.run(call, 0, None, None)
     # One that was made on the default stream stays for other calls; one of another stream is captured, and kept for the graph.
-    key = (call.key, 1, False, "cuda:1")
+    key = (call.key, 1, False)
     for cuda.current in cuda.streams:
         made = _device.Session(cuda.place, lambda device, stream: _Core())
         alone._sessions.put(key, made)

@@ -283,7 +283,7 @@ def test_what_is_pinned_on_a_gpu(monkeypatch):
     with pytest.raises(ringspan.InvalidArgument, match=r"k is in pageable memory, .* k = k.pin_memory\(\)"):
         rt.attention(q, k, v, **options)
     place = _device.Place(torch.device("cpu"), "cuda:1", True)
-    assert place.name == "cuda:1" and place.device == torch.device("cuda", 1) and place.memory == {"pin_memory": True}
+    assert place.name == "cuda:1" and place.device == torch.device("cuda", 1) and place.pins
     asked = []
     empty = torch.empty
     monkeypatch.setattr(torch, "empty", lambda *shape, pin_memory=False, **named: asked.append(pin_memory) or empty(*shape, **named))
@@ -293,7 +293,7 @@ def test_what_is_pinned_on_a_gpu(monkeypatch):
     assert place.dense_rows(torch.ones(1, 1, 1, 1).expand(1, 2, 2, 4)).stride(-1) == 1 and asked == [True, True]
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
     assert _device.Place(torch.device("cpu"), "cuda", True).name == "cuda:3"
-    assert _device.Place(torch.device("cpu"), "cuda-emulated", True).memory == {}
+    assert not _device.Place(torch.device("cpu"), "cuda-emulated", True).pins
 
 
 def test_a_capture_is_refused(monkeypatch):

@@ -23,10 +23,10 @@ def test_opcheck(dtype, layout):
     if layout == "bhsd":
         q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v))
     inputs, text = _prepare(
-        q, k, v, pattern=None, causal=True, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None, starts_k=None, scale=None,
-        softcap=0.0, alibi_slopes=None, sinks=torch.zeros(4, requires_grad=True), dropout_p=0.0, dropout_seed=None, group=None, ranks=None,
-        sharding="zigzag", strategy="auto", layout=layout, deadline=30.0, memory_budget=0, bucket_rows=0, kernel="",
-        device=None,
+        q, k, v, ordinary=False, pattern=None, causal=True, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None,
+        starts_k=None, scale=None, softcap=0.0, alibi_slopes=None, sinks=torch.zeros(4, requires_grad=True), dropout_p=0.0, dropout_seed=None,
+        group=None, ranks=None, sharding="zigzag", sharding_k=None, replicated_q=False, strategy="auto", layout=layout, deadline=30.0, memory_budget=0,
+        bucket_rows=0, kernel="", device=None, host_tensors=False, deterministic=True, partials="float32",
     )  # fmt: skip
     inputs = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in inputs]
     torch.library.opcheck(torch.ops.ringspan.attention_forward.default, (*inputs, text, ""))

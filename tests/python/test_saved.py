@@ -5,7 +5,7 @@ import torch
 
 import ringspan.torch as rt
 from ringspan.errors import InvalidArgument
-from ringspan.torch import _execute
+from ringspan.torch import _device
 
 
 def _two_layers():
@@ -22,22 +22,23 @@ def _two_layers():
     return results
 
 
+def _keep_in(monkeypatch, empty):
+    """empty(count): memory for what is kept."""
+    makers = lambda place: lambda size, strides, dtype: empty(*size) if dtype == torch.uint8 else torch.empty_strided(size, strides, dtype=dtype)  # noqa: E731
+    monkeypatch.setattr(_device.Place, "empty", property(makers, lambda place, empty: None), raising=False)
+
+
 @pytest.mark.parametrize("bytes_off", [4, 64])
 def test_memory_of_any_alignment_gives_the_same_bits(monkeypatch, bytes_off):
     expected = _two_layers()
     given = []
-
-    def empty_saved(like, count=0):
-        given.append(count)
-        return like.new_empty((count + bytes_off,), dtype=torch.uint8)[bytes_off:]
-
-    monkeypatch.setattr(_execute, "empty_saved", empty_saved)
+    _keep_in(monkeypatch, lambda count: given.append(count) or torch.empty(count + bytes_off, dtype=torch.uint8)[bytes_off:])
     assert all(map(torch.equal, _two_layers(), expected))
     assert given == [37 * 2 * 16 * 4] * 2
 
 
 def test_memory_of_another_size_is_refused(monkeypatch):
     for count in (0, 64):
-        monkeypatch.setattr(_execute, "empty_saved", lambda like, _=0, count=count: like.new_empty((count,), dtype=torch.uint8))
+        _keep_in(monkeypatch, lambda _, count=count: torch.empty(count, dtype=torch.uint8))
         with pytest.raises(InvalidArgument, match=f"saved has {count} bytes, but the plan keeps 4736"):
             _two_layers()

@@ -301,12 +301,9 @@ def attention(
         if partials not in ("float32", "storage"):
             raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
         inputs, spec = _prepare(
-            q, k, v, pattern=pattern, causal=causal, window=window, cu_seqlens=cu_seqlens, cu_seqlens_k=cu_seqlens_k, lengths=lengths,
-            lengths_k=lengths_k, starts_k=starts_k, scale=scale, softcap=softcap, alibi_slopes=alibi_slopes, sinks=sinks,
-            dropout_p=dropout_p, dropout_seed=dropout_seed, group=group, ranks=ranks, sharding=sharding, sharding_k=sharding_k, replicated_q=replicated_q,
-            strategy=strategy, layout=layout,
-            deadline=_group.deadline() if deadline is None else deadline, memory_budget=memory_budget, bucket_rows=bucket_rows, kernel=kernel,
-            device=device, host_tensors=host_tensors, deterministic=deterministic, partials=partials, ordinary=ordinary,
+            q, k, v, ordinary, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k, scale, softcap, alibi_slopes, sinks,
+            dropout_p, dropout_seed, group, ranks, sharding, sharding_k, replicated_q, strategy, layout,
+            _group.deadline() if deadline is None else deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials,
         )  # fmt: skip
     except Exception as error:
         if name and not torch.compiler.is_compiling():
@@ -321,9 +318,9 @@ def attention(
 
 
 def _prepare(
-    q, k, v, *, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, scale, softcap, alibi_slopes, sinks, dropout_p,
-    dropout_seed, group, ranks, sharding, strategy, layout, deadline, memory_budget, bucket_rows, kernel, device,
-    starts_k=None, sharding_k=None, replicated_q=False, host_tensors=False, deterministic=True, partials="float32", ordinary=False,
+    q, k, v, ordinary, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k, scale, softcap, alibi_slopes, sinks,
+    dropout_p, dropout_seed, group, ranks, sharding, sharding_k, replicated_q, strategy, layout, deadline, memory_budget, bucket_rows, kernel,
+    device, host_tensors, deterministic, partials,
 ):  # fmt: skip
     """The inputs of the op and its spec, as a text or, where q, k and v are ordinary (see _ops.are_ordinary()), as a Known."""
     if not ordinary and not torch.compiler.is_compiling():
@@ -353,8 +350,16 @@ def _prepare(
         alibi_slopes = _slopes(alibi_slopes, ((q.shape[2],), (q.shape[0], q.shape[2])))
     if sinks is not None:
         sinks = _float_vector(sinks, "sinks", ((q.shape[2],),))
-    if not host_tensors:
+    if not host_tensors and not (alibi_slopes is None and sinks is None):
         _device.check_beside(q, (("alibi_slopes", alibi_slopes), ("sinks", sinks)))
+    lists = (cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k)
+    if not (cu_seqlens is cu_seqlens_k is lengths is lengths_k is starts_k is None):
+        lists = _lists(q, k, *lists)
+    return (q, k, v, alibi_slopes, sinks, *lists, _seed(dropout_p, dropout_seed)), spec
+
+
+def _lists(q, k, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k):
+    """As tensors."""
     cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     if cu_k is not None and cu_q is None:
         raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
@@ -363,7 +368,7 @@ def _prepare(
         if q.shape[1] != k.shape[1]:
             raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {q.shape[1]} tokens and k {k.shape[1]}; give both")
         len_k = len_q
-    return (q, k, v, alibi_slopes, sinks, cu_q, cu_k, len_q, len_k, _offsets(starts_k, "starts_k"), _seed(dropout_p, dropout_seed)), spec
+    return cu_q, cu_k, len_q, len_k, _offsets(starts_k, "starts_k")
 
 
 def _text(q, k, v, layout, device, host_tensors, pattern, causal, window, documents, scale, softcap, dropout_p, seeded, alone, ranks,

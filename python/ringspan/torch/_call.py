@@ -31,10 +31,10 @@ def _shown(dealt):
     return dealt.kind if dealt.tokens < 0 else f"{dealt.kind} of {dealt.tokens} tokens over {dealt.ranks} ranks"
 
 
-def _dense(b, n, h, dim, swapped):
-    """Size and strides of (batch, tokens, heads, dim), as torch has them; swapped: heads before tokens in memory."""
+def _dense(b, n, h, dim, swapped, dtype):
+    """Size, strides and dtype of (batch, tokens, heads, dim), as torch has them; swapped: heads before tokens in memory."""
     n_, h_, dim_ = max(n, 1), max(h, 1), max(dim, 1)
-    return (b, n, h, dim), (n_ * h_ * dim_, dim_, n_ * dim_, 1) if swapped else (n_ * h_ * dim_, h_ * dim_, dim_, 1)
+    return (b, n, h, dim), (n_ * h_ * dim_, dim_, n_ * dim_, 1) if swapped else (n_ * h_ * dim_, h_ * dim_, dim_, 1), dtype
 
 
 def keeps_o(spec, q):
@@ -66,19 +66,26 @@ class Call:
         self.spec = decode(text)
         self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
         self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k, start_k))
+        self._layout = self.spec.layout == "bhsd", q.dtype
         self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
         self.alibi, self.sinks = alibi is not None, sinks is not None
         self.saved_bytes = saved_bytes(self.spec, q, v)
+        # Whether the library's session takes tensors as they are and makes the results: forward_new(), backward_new().
+        self.in_one = not (self.empty or self.spec.ranks or self.spec.host_tensors or self.spec.rounds_o)
         self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
         self.key = Key((text, self.place.name, self.shape, self.lists, self.alibi, self.sinks))
 
     @functools.cached_property
     def results(self):
-        """Size and strides of o, of lse, and of dq, dk, dv: dense in the caller's layout."""
-        (b, n, h, d), (_, n_k, h_k, _), (_, _, _, d_v), _ = self.shape
-        swapped = self.spec.layout == "bhsd"
-        lse = (b, h, n), (max(h, 1) * max(n, 1), max(n, 1), 1)
-        return _dense(b, n, h, d_v, swapped), lse, (_dense(b, n, h, d, swapped), _dense(b, n_k, h_k, d, swapped), _dense(b, n_k, h_k, d_v, swapped))
+        """Of forward: o, lse, what is kept for backward or None. Each: size, strides, dtype; dense in the caller's layout."""
+        (b, n, h, _), _, (_, _, _, d_v), _ = self.shape
+        lse = (b, h, n), (max(h, 1) * max(n, 1), max(n, 1), 1), torch.float32
+        return _dense(b, n, h, d_v, *self._layout), lse, ((self.saved_bytes,), (1,), torch.uint8) if self.saved_bytes else None
+
+    @functools.cached_property
+    def gradients(self):
+        """Of backward: dq, dk, dv, likewise."""
+        return tuple(_dense(*shape, *self._layout) for shape in self.shape[:3])
 
     def problem(self, tokens_q, tokens_k, ranks):
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape

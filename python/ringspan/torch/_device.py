@@ -17,8 +17,8 @@ from .. import _core
 from ..errors import InvalidArgument, Unsupported
 
 EMULATED = "cuda-emulated"
-_NOTHING = (0, 0, 0, 0)
-
+# Whether tensors cross without a call of Python; else (torch before 2.11) by their methods, which takes longer.
+READS_BY_TABLE = _core.read_tensors_by(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # of builds of torch with CUDA; what it compiles calls it, too
 
@@ -92,6 +92,20 @@ def _check_streamed(tensors, named):
             )
 
 
+def _maker_of_tensors(device, pins):
+    """empty(size, strides, dtype): what torch's compiler calls for results, where torch has it; it makes them on the current device."""
+
+    def anywhere(size, strides, dtype):
+        return torch.empty_strided(size, strides, dtype=dtype, device=device, pin_memory=pins)
+
+    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    if pins or quick is None:
+        return anywhere
+    if device.type == "cpu":
+        return quick
+    return lambda *of: (quick if torch._C._cuda_getDevice() == device.index else anywhere)(*of)
+
+
 class Place:
     """A device: `name` as the library has it, `device` as torch has it. With host_tensors its rows and statistics lie on the host."""
 
@@ -105,27 +119,15 @@ class Place:
         self.kind = EMULATED if named == EMULATED else device.type
         self.name = f"cuda:{device.index or 0}" if self.kind == "cuda" else self.kind
         self.pins = host_tensors and self.kind == "cuda"
-        self.memory = {"pin_memory": True} if self.pins else {}  # of results, as torch's functions take it
+        self.empty = _maker_of_tensors(torch.device("cpu") if host_tensors else device, self.pins)  # of results: empty(size, strides, dtype)
 
     def address(self, t):
         data = 0 if t is None else t.data_ptr()
         return _core.on_emulated_device(data) if data and self.kind == EMULATED else data
 
-    def rows(self, t):  # (batch, tokens, heads, dim)
-        if t is None:
-            return _NOTHING
-        batch, token, head, _ = t.stride()
-        return t.data_ptr() if self.host_tensors else self.address(t), batch, token, head
-
-    def statistics(self, t):  # (batch, heads, tokens)
-        if t is None:
-            return _NOTHING
-        batch, head, token = t.stride()
-        return t.data_ptr() if self.host_tensors else self.address(t), batch, token, head
-
     def dense_rows(self, t):
         """The tensor itself unless its last dimension is strided, which kernels cannot read."""
-        if t.stride()[-1] == 1 or t.shape[-1] <= 1:
+        if t.stride(-1) == 1 or t.shape[-1] <= 1:
             return t
         return self._pinned_copy(t) if self.pins else t.contiguous()
 
@@ -211,26 +213,25 @@ class Session:
     def may_be_captured(self):
         return self.stream.cuda_stream != 0  # the default stream cannot be
 
-    def run(self, execute, seed=0, tensors=()):
-        """execute(the library's session); `seed` of dropout; `tensors`: what is read and written"""
-        self.core.set_seed(seed % 2**64)
+    def run(self, execute, tensors=()):
+        """execute(the library's session); `tensors`: what is read and written"""
         place = self.place
         if place.host_tensors:
             with place.holding(tensors):
-                self._run(execute)
+                results = self._run(execute)
                 self.core.wait()  # torch's operations on the CPU wait for nobody
-            return
-        self._run(execute)
+            return results
+        results = self._run(execute)
         if place.kind == EMULATED:
             self.core.wait()
+        return results
 
     def _run(self, execute):
         if self.stream is None or current_handle(self.place.device) == self.stream.cuda_stream:
-            execute(self.core)
-            return
+            return execute(self.core)
         current = self.place.stream()
         self.stream.wait_stream(current)
         try:
-            execute(self.core)
+            return execute(self.core)
         finally:
             current.wait_stream(self.stream)

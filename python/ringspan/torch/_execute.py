@@ -5,12 +5,7 @@ import torch
 from .. import _core
 from . import _simulate
 from ._call import Call, keeps_o, saved_bytes
-from ._sessions import group_named, run_call, together
-
-
-def seed_of(seed):
-    """As int64, which travels; the library's has 64 bits without a sign."""
-    return int(seed.item()) if seed is not None else 0
+from ._sessions import alone, group_named, run_call, together
 
 
 def empty_number(like, group):
@@ -36,19 +31,16 @@ def _needed_bytes(saved, spec, q, group):
     return saved.numel() // q.shape[1] * _core.shard_rows(spec.sharding.kind, q.shape[1], core.size, core.rank)
 
 
-def _vectors(place, alibi, sinks, heads):
-    return dict(
-        alibi=place.address(alibi),
-        alibi_stride=heads if alibi is not None and alibi.dim() == 2 else 0,
-        sinks=place.address(sinks),
-    )
-
-
-def _saved(call, saved, q, group):
-    """The arguments by which the library knows it; None: nothing is kept."""
-    if saved is None:
-        return {}
-    return dict(saved=call.place.address(saved), saved_bytes=_needed_bytes(saved, call.spec, q, group))
+def _named(call, q, alibi, sinks, saved, group):
+    """The arguments by which the library knows what is not always there."""
+    place, named = call.place, {}
+    if saved is not None:
+        named["saved"], named["saved_bytes"] = place.address(saved), _needed_bytes(saved, call.spec, q, group)
+    if alibi is not None:
+        named["alibi"], named["alibi_stride"] = place.address(alibi), q.shape[2] if alibi.dim() == 2 else 0
+    if sinks is not None:
+        named["sinks"] = place.address(sinks)
+    return named
 
 
 def _forward(call, q, k, v, alibi, sinks):
@@ -57,24 +49,18 @@ def _forward(call, q, k, v, alibi, sinks):
     place = call.place
     q, k, v = place.dense_rows(q), place.dense_rows(k), place.dense_rows(v)
     alibi, sinks = place.vector(alibi), place.vector(sinks)
-    of_o, of_lse, _ = call.results
-    o = q.new_empty_strided(*of_o, **place.memory)
-    lse = q.new_empty_strided(*of_lse, dtype=torch.float32, **place.memory)
-    saved = empty_saved(q, call.saved_bytes) if call.saved_bytes else None
+    o, lse, saved = [of and place.empty(*of) for of in call.results]
 
     def run(seed, group=""):
-        tensors = (place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse))
-        named = _saved(call, saved, q, group)
-        if alibi is not None or sinks is not None:
-            named.update(_vectors(place, alibi, sinks, q.shape[2]))
+        named = _named(call, q, alibi, sinks, saved, group)
 
         def simulate(plans):
             if place.kind == "cpu":
-                _core.simulate_forward(plans, *tensors, **named)
+                _core.simulate_forward(plans, q, k, v, o, lse, **named)
             else:
                 _simulate.forward(place, plans, (q, k, v, o, lse), dict(named, deterministic=call.spec.deterministic))
 
-        return run_call(call, 0, seed_of(seed), group, lambda session: session.forward(*tensors, **named), simulate, (q, k, v, o, lse, saved))
+        return run_call(call, 0, seed, group, lambda session: session.forward(q, k, v, o, lse, **named), simulate, (q, k, v, o, lse, saved))
 
     return o, lse, saved, run
 
@@ -88,18 +74,13 @@ def _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks):
     if call.spec.rounds_o:
         d_out = place.aligned_rows(d_out)
     alibi, sinks = place.vector(alibi), place.vector(sinks)
-    dq, dk, dv = [q.new_empty_strided(*rows, **place.memory) for rows in call.results[2]]
+    gradients = [place.empty(*of) for of in call.gradients]
     dsinks = None if sinks is None else torch.zeros(q.shape[2], dtype=torch.float32, device=place.device)
     inputs = (q, k, v, o, lse, d_out, dlse)
+    tensors = (*inputs, *gradients)
 
     def run(number, seed, group=""):
-        tensors = [
-            place.rows(q), place.rows(k), place.rows(v), place.rows(o), place.statistics(lse), place.rows(d_out), place.statistics(dlse),
-            place.rows(dq), place.rows(dk), place.rows(dv),
-        ]  # fmt: skip
-        vectors = _saved(call, saved, q, group)
-        if alibi is not None or sinks is not None:
-            vectors.update(_vectors(place, alibi, sinks, q.shape[2]))
+        vectors = _named(call, q, alibi, sinks, saved, group)
         named = vectors if dsinks is None else dict(vectors, dsinks=place.address(dsinks))
 
         def simulate(plans):
@@ -107,23 +88,27 @@ def _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks):
                 _core.simulate_backward(plans, tensors, **named)
             else:
                 of_sinks = q.new_empty((0,), dtype=torch.float32) if dsinks is None else dsinks
-                _simulate.backward(place, plans, inputs, (dq, dk, dv, of_sinks), dict(vectors, deterministic=call.spec.deterministic))
+                _simulate.backward(place, plans, inputs, (*gradients, of_sinks), dict(vectors, deterministic=call.spec.deterministic))
 
-        read_and_written = (*inputs, dq, dk, dv, dsinks, saved)
-        run_call(call, number, seed_of(seed), group, lambda session: session.backward(tensors, **named), simulate, read_and_written)
+        run_call(call, number, seed, group, lambda session: session.backward(tensors, **named), simulate, (*tensors, dsinks, saved))
 
-    return (dq, dk, dv), dsinks, run
+    return gradients, dsinks, run
 
 
 def forward_alone(call, q, k, v, alibi, sinks, seed):
     """Of one rank: o, lse, and what is kept for backward or None."""
-    *results, run = _forward(call, q, k, v, alibi, sinks)
+    if call.in_one and alibi is sinks is seed is None:
+        return alone.run(call, 0, lambda session: session.forward_new(call.place.empty, call.results, q, k, v), None)
+    o, lse, saved, run = _forward(call, q, k, v, alibi, sinks)
     run(seed)
-    return results
+    return o, lse, saved
 
 
 def backward_alone(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, seed):
     """Of one rank: dq, dk, dv, and dsinks or None."""
+    if call.in_one and alibi is sinks is seed is None:
+        given = (q, k, v, o, lse, d_out, dlse)
+        return *alone.run(call, 0, lambda session: session.backward_new(call.place.empty, call.gradients, given, saved), None), None
     gradients, dsinks, run = _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks)
     run(0, seed)
     return *gradients, None if sinks is None else dsinks.to(sinks.device)

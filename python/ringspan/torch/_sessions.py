@@ -43,14 +43,13 @@ class _Recent:
         self._lock = threading.Lock()
 
     def take(self, key):
-        with self._lock:
-            return self._items.pop(key, None)
+        return self._items.pop(key, None)
 
     def put(self, key, value):
         with self._lock:
+            self._items.pop(key, None)
             self._items[key] = value
-            self._items.move_to_end(key)
-            while len(self._items) > self._size:
+            if len(self._items) > self._size:
                 self._items.popitem(last=False)
 
     def get(self, key):
@@ -89,39 +88,50 @@ class Alone:
         """execute(the library's session) or simulate(plans); tensors: what is read and written."""
         if call.empty:
             return None
-        ranks = max(1, call.spec.ranks)
-        threads = max(1, num_threads() // ranks) if call.place.kind == "cpu" else 1
-        openmp = call.place.kind == "cpu" and are_torchs(threads)
-        key = (call.key, threads, openmp, call.place.name)
+        place = call.place
+        on_cpu = place.kind == "cpu"
+        ranks = call.spec.ranks or 1
+        threads = (max(1, num_threads() // ranks) if ranks > 1 else num_threads()) if on_cpu else 1
+        key = (call.key, threads, on_cpu and are_torchs(threads))
         session = self._sessions.take(key)
-        capturing = call.place.is_capturing()
-        if capturing and call.spec.host_tensors:
-            raise Unsupported("a CUDA graph cannot hold a call with host_tensors, which waits for its results")
-        if capturing and (session is None or call.spec.dropout != 0 or not session.may_be_captured()):
-            if session is not None:
-                self._sessions.put(key, session)
-            raise Unsupported(_CAPTURED_FIRST)
+        capturing = place.is_capturing()
+        if capturing:
+            self._check_captured(call, key, session)
         if session is None:
-            plans = self._plans.get(key)
-            if plans is None:
-                problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
-                options = call.options(threads, ranks)
-                on_cpu = call.place.kind == "cpu"
-                # Alone the arena is torch's: its size must be known before there is a session. Names and partials are of the device's kernels.
-                if not on_cpu and (ranks == 1 or call.spec.kernel or call.spec.partials != "float32"):
-                    options.device = "cuda"
-                plans = [_core.make_plan(problem, options, rank, tuned=on_cpu) for rank in range(ranks)]
-                self._plans.put(key, plans)
+            plans = self._plans_of(call, key, ranks)
             if ranks > 1:
                 self.latest = None
                 return simulate([plan.with_seed(seed % 2**64) for plan in plans] if call.spec.dropout != 0 else plans)
-            session = _device.Session.alone(call.place, plans[0], call.spec.deterministic, call.spec.rounds_o, openmp)
+            session = _device.Session.alone(place, plans[0], call.spec.deterministic, call.spec.rounds_o, key[2])
         self.latest = session
-        session.run(execute, seed, tensors)
+        if call.spec.dropout != 0:
+            session.core.set_seed(seed % 2**64)
+        results = session.run(execute, tensors)
         if capturing:
             self._captured.append(session)  # its task lists are part of the graph
         self._sessions.put(key, session)
-        return None
+        return results
+
+    def _check_captured(self, call, key, session):
+        if call.spec.host_tensors:
+            raise Unsupported("a CUDA graph cannot hold a call with host_tensors, which waits for its results")
+        if session is None or call.spec.dropout != 0 or not session.may_be_captured():
+            if session is not None:
+                self._sessions.put(key, session)
+            raise Unsupported(_CAPTURED_FIRST)
+
+    def _plans_of(self, call, key, ranks):
+        plans = self._plans.get(key)
+        if plans is None:
+            problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
+            options = call.options(key[1], ranks)
+            on_cpu = call.place.kind == "cpu"
+            # Alone the arena is torch's: its size must be known before there is a session. Names and partials are of the device's kernels.
+            if not on_cpu and (ranks == 1 or call.spec.kernel or call.spec.partials != "float32"):
+                options.device = "cuda"
+            plans = [_core.make_plan(problem, options, rank, tuned=on_cpu) for rank in range(ranks)]
+            self._plans.put(key, plans)
+        return plans
 
 
 class Group:
@@ -189,7 +199,8 @@ class Group:
             self._sessions.put(key, session)
         session.core.set_deadline(deadline)  # a later call may give another
         try:
-            session.run(execute, records[0][6], tensors)
+            session.core.set_seed(records[0][6] % 2**64)
+            session.run(execute, tensors)
         except BaseException:
             # The process group may still write into what it was given.
             self._kept.append((session, tensors))
@@ -347,6 +358,8 @@ def together(group):
 
 
 def run_call(call, number, seed, group, execute, simulate, tensors):
+    """seed: 64 bits in a tensor, as int64, which travels; the library's have no sign."""
+    seed = 0 if seed is None else int(seed.item())
     if group:
         return group_named(group).run(call, number, seed, execute, tensors)
     alone.run(call, seed, execute, simulate, tensors)

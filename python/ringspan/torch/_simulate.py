@@ -28,8 +28,7 @@ def forward(place, plans, tensors, named):
         part = q.index_select(1, i)
         shards.append((part, k.index_select(1, j), v.index_select(1, j), part.new_empty((*part.shape[:3], v.shape[3])),
                        lse.index_select(2, i)))  # fmt: skip
-    addresses = [[*map(place.rows, shard[:4]), place.statistics(shard[4])] for shard in shards]
-    _core.simulate_forward_shards(plans, place.name, handle_of(place.stream()), addresses, **named)
+    _core.simulate_forward_shards(plans, place.name, handle_of(place.stream()), shards, **named)
     for i, shard in zip(queries, shards):
         o.index_copy_(1, i, shard[3])
         lse.index_copy_(2, i, shard[4])
@@ -40,7 +39,7 @@ def backward(place, plans, inputs, gradients, named):
     dq, dk, dv, dsinks = gradients
     queries, keys = _positions(place, plans, True), _positions(place, plans, False)
     of_ranks = dsinks.new_zeros((len(plans), dsinks.numel()))  # every rank has the sum over all ranks
-    shards, addresses = [], []
+    shards = []
 
     def rows(t, index, dim=1):
         return None if t is None else t.index_select(dim, index)
@@ -49,9 +48,8 @@ def backward(place, plans, inputs, gradients, named):
         part = [rows(q, i), rows(k, j), rows(v, j), rows(o, i), rows(lse, i, 2), rows(d_out, i), rows(dlse, i, 2)]
         part += [torch.empty_like(part[0]), torch.empty_like(part[1]), torch.empty_like(part[2])]
         shards.append(part)
-        addresses.append([(place.statistics if n in (4, 6) else place.rows)(t) for n, t in enumerate(part)])
     named = dict(named, dsinks=[place.address(row) for row in of_ranks] if dsinks.numel() else [])
-    _core.simulate_backward_shards(plans, place.name, handle_of(place.stream()), addresses, **named)
+    _core.simulate_backward_shards(plans, place.name, handle_of(place.stream()), shards, **named)
     for i, j, part in zip(queries, keys, shards):
         dq.index_copy_(1, i, part[7])
         dk.index_copy_(1, j, part[8])
