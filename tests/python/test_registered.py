@@ -7,6 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ringspan
 import ringspan.torch as rt
+from ringspan.torch import _ops
 
 
 def _inputs(n=40, dtype=torch.float32, batch=2, heads=4, dim=16, grad=True):
@@ -16,18 +17,16 @@ def _inputs(n=40, dtype=torch.float32, batch=2, heads=4, dim=16, grad=True):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("layout", ["bshd", "bhsd"])
-def test_opcheck(dtype, layout):
-    from ringspan.torch._attention import _prepare
-
+def test_opcheck(monkeypatch, dtype, layout):
     q, k, v = _inputs(12, dtype)
     if layout == "bhsd":
         q, k, v = (t.detach().transpose(1, 2).requires_grad_() for t in (q, k, v))
-    inputs, text = _prepare(
-        q, k, v, ordinary=False, pattern=None, causal=True, window=None, cu_seqlens=None, cu_seqlens_k=None, lengths=None, lengths_k=None,
-        starts_k=None, scale=None, softcap=0.0, alibi_slopes=None, sinks=torch.zeros(4, requires_grad=True), dropout_p=0.0, dropout_seed=None,
-        group=None, ranks=None, sharding="zigzag", sharding_k=None, replicated_q=False, strategy="auto", layout=layout, deadline=30.0, memory_budget=0,
-        bucket_rows=0, kernel="", device=None, host_tensors=False, deterministic=True, partials="float32",
-    )  # fmt: skip
+    with monkeypatch.context() as patch:
+        calls = []
+        patch.setattr(_ops, "are_ordinary", lambda *tensors: False)
+        patch.setattr(_ops, "attend", lambda *inputs: calls.append(inputs) or (q, q))
+        rt.attention(q, k, v, causal=True, sinks=torch.zeros(4, requires_grad=True), layout=layout)
+    ((*inputs, text, _),) = calls
     inputs = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in inputs]
     torch.library.opcheck(torch.ops.ringspan.attention_forward.default, (*inputs, text, ""))
 

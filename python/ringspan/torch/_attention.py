@@ -300,16 +300,33 @@ def attention(
             refuse_unknown(unknown)
         if partials not in ("float32", "storage"):
             raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
-        inputs, spec = _prepare(
-            q, k, v, ordinary, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k, scale, softcap, alibi_slopes, sinks,
-            dropout_p, dropout_seed, group, ranks, sharding, sharding_k, replicated_q, strategy, layout,
-            _group.deadline() if deadline is None else deadline, memory_budget, bucket_rows, kernel, device, host_tensors, deterministic, partials,
+        if not ordinary and not torch.compiler.is_compiling():
+            _ops.check_derivatives(q, k, v, sinks)
+        q, k, v = _cast(q, k, v, host_tensors)
+        if not ordinary:
+            _check_kinds(q, k, v)
+        options = (
+            layout, device, host_tensors, text_of(pattern), causal, window_pair(window), cu_seqlens is not None, scale, softcap, dropout_p,
+            dropout_seed is not None, group is None, ranks, sharding, sharding_k, replicated_q, strategy,
+            _group.deadline() if deadline is None else deadline, memory_budget, bucket_rows, kernel, deterministic, partials,
         )  # fmt: skip
+        if ordinary and host_tensors is False:
+            spec = _known((q.shape, q.dtype, q.device), (k.shape, k.dtype, k.device), (v.shape, v.dtype, v.device), *options)
+        else:
+            spec = _text(q, k, v, *options)
+        if layout == "bhsd":
+            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+        elif layout == "thd":
+            q, k, v = q[None], k[None], v[None]
+        others = _NO_OTHERS
+        if not (alibi_slopes is sinks is cu_seqlens is cu_seqlens_k is lengths is lengths_k is starts_k is dropout_seed is None and dropout_p == 0.0):
+            others = (*_vectors(q, alibi_slopes, sinks, host_tensors), *_lists(q, k, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k),
+                      _seed(dropout_p, dropout_seed))  # fmt: skip
     except Exception as error:
         if name and not torch.compiler.is_compiling():
             _group.refuse(name, error)  # the others raise it too
         raise
-    o, lse = _ops.attend(*inputs, spec, name)
+    o, lse = _ops.attend(q, k, v, *others, spec, name)
     if layout == "bhsd":
         o = o.transpose(1, 2)
     elif layout == "thd":
@@ -317,45 +334,29 @@ def attention(
     return (o, lse) if return_lse else o
 
 
-def _prepare(
-    q, k, v, ordinary, pattern, causal, window, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k, scale, softcap, alibi_slopes, sinks,
-    dropout_p, dropout_seed, group, ranks, sharding, sharding_k, replicated_q, strategy, layout, deadline, memory_budget, bucket_rows, kernel,
-    device, host_tensors, deterministic, partials,
-):  # fmt: skip
-    """The inputs of the op and its spec, as a text or, where q, k and v are ordinary (see _ops.are_ordinary()), as a Known."""
-    if not ordinary and not torch.compiler.is_compiling():
-        _ops.check_derivatives(q, k, v, sinks)
+_NO_OTHERS = (None,) * 8  # of the op's tensors besides q, k and v: slopes, sinks, five lists, a seed
+
+
+def _cast(q, k, v, host_tensors):
+    """As autocast has them where it is on."""
     kind = q.device.type if isinstance(q, torch.Tensor) else ""
-    if kind in ("cpu", "cuda") and torch.is_autocast_enabled(kind):
-        dtype = torch.get_autocast_dtype(kind)
-        if host_tensors and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and {q.dtype, k.dtype, v.dtype} != {dtype}:
-            raise InvalidArgument(f"autocast would turn q, k, v into {dtype} in pageable memory; with host_tensors do it yourself, and pin them")
-        q, k, v = (t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in DTYPES else t for t in (q, k, v))  # float64 is left alone
-    if not ordinary:
-        _check_kinds(q, k, v)
-    options = (
-        layout, device, host_tensors, text_of(pattern), causal, window_pair(window), cu_seqlens is not None, scale, softcap, dropout_p,
-        dropout_seed is not None, group is None, ranks, sharding, sharding_k, replicated_q, strategy, deadline, memory_budget, bucket_rows, kernel,
-        deterministic, partials,
-    )  # fmt: skip
-    if ordinary and host_tensors is False:
-        spec = _known((q.shape, q.dtype, q.device), (k.shape, k.dtype, k.device), (v.shape, v.dtype, v.device), *options)
-    else:
-        spec = _text(q, k, v, *options)
-    if layout == "bhsd":
-        q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-    elif layout == "thd":
-        q, k, v = q[None], k[None], v[None]
+    if kind not in ("cpu", "cuda") or not torch.is_autocast_enabled(kind):
+        return q, k, v
+    dtype = torch.get_autocast_dtype(kind)
+    if host_tensors and isinstance(k, torch.Tensor) and isinstance(v, torch.Tensor) and {q.dtype, k.dtype, v.dtype} != {dtype}:
+        raise InvalidArgument(f"autocast would turn q, k, v into {dtype} in pageable memory; with host_tensors do it yourself, and pin them")
+    return [t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in DTYPES else t for t in (q, k, v)]  # float64 is left alone
+
+
+def _vectors(q, alibi_slopes, sinks, host_tensors):
+    """q: (batch, tokens, heads, head_dim)."""
     if alibi_slopes is not None:
         alibi_slopes = _slopes(alibi_slopes, ((q.shape[2],), (q.shape[0], q.shape[2])))
     if sinks is not None:
         sinks = _float_vector(sinks, "sinks", ((q.shape[2],),))
-    if not host_tensors and not (alibi_slopes is None and sinks is None):
+    if not host_tensors:
         _device.check_beside(q, (("alibi_slopes", alibi_slopes), ("sinks", sinks)))
-    lists = (cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k)
-    if not (cu_seqlens is cu_seqlens_k is lengths is lengths_k is starts_k is None):
-        lists = _lists(q, k, *lists)
-    return (q, k, v, alibi_slopes, sinks, *lists, _seed(dropout_p, dropout_seed)), spec
+    return alibi_slopes, sinks
 
 
 def _lists(q, k, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k):

@@ -17,8 +17,9 @@ from .. import _core
 from ..errors import InvalidArgument, Unsupported
 
 EMULATED = "cuda-emulated"
-# Whether tensors cross without a call of Python; else (torch before 2.11) by their methods, which takes longer.
+# Whether the extension reads tensors without calling Python; those of an older torch it reads by their methods, which takes longer.
 READS_BY_TABLE = _core.read_tensors_by(getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
+_guards = getattr(getattr(torch._C, "_dynamo", None), "guards", None)
 
 _raw_stream = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # of builds of torch with CUDA; what it compiles calls it, too
 
@@ -98,7 +99,7 @@ def _maker_of_tensors(device, pins):
     def anywhere(size, strides, dtype):
         return torch.empty_strided(size, strides, dtype=dtype, device=device, pin_memory=pins)
 
-    quick = getattr(torch._C._dynamo.guards, f"_empty_strided_{device.type}", None)
+    quick = getattr(_guards, f"_empty_strided_{device.type}", None)
     if pins or quick is None:
         return anywhere
     if device.type == "cpu":

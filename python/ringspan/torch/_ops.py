@@ -159,7 +159,11 @@ def _below(keys, *inputs):
 
 
 def _need_gradients(*tensors):
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False
 
 
 @torch.compiler.disable
