@@ -24,19 +24,21 @@ struct ExchangeHeader {
 struct ExchangeTable {
   ExchangeHeader header;
   void* not_used[3];  // those that make tensors and keep them
-  int (*read)(void* object,
-              nb::dlpack::dltensor* out);  // what `out` points to is the object's; not 0: an error of Python's is set
-  int (*stream)(std::int32_t device_type, std::int32_t device, void** out);
+  // Not 0: an error of Python's is set. What `out` points to is the object's.
+  int (*read)(void* object, nb::dlpack::dltensor* out);
+  // More follows.
 };
+
+constexpr const char* kCapsule = "dlpack_exchange_api";
 
 const ExchangeTable* torchs_table = nullptr;
 
-// Whether torch's tensors are read by the table that this capsule of torch.Tensor holds. None: it has none.
+// Whether torch's tensors are read by a table from now on: by the one in this capsule of torch.Tensor's, if it is one that is
+// known.
 bool read_tensors_by(nb::handle capsule) {
   torchs_table = nullptr;
-  if (capsule.is_none()) return false;
-  const auto* header = static_cast<const ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
-  if (header == nullptr) nb::raise_python_error();
+  if (PyCapsule_IsValid(capsule.ptr(), kCapsule) == 0) return false;
+  const auto* header = static_cast<const ExchangeHeader*>(PyCapsule_GetPointer(capsule.ptr(), kCapsule));
   while (header != nullptr && header->major != 1) header = header->older;
   const auto* const table = reinterpret_cast<const ExchangeTable*>(header);
   if (table != nullptr && table->read != nullptr) torchs_table = table;
@@ -116,9 +118,9 @@ nb::tuple make_tensors(const nb::callable& empty, const nb::tuple& arguments) {
 }
 
 void bind_tensors(nb::module_& module) {
-  module.def(
-      "read_tensors_by", &read_tensors_by, "table"_a.none(),
-      "torch.Tensor.__dlpack_c_exchange_api__: whether its tensors are read by that from now on; None: by their methods.");
+  module.def("read_tensors_by", &read_tensors_by, "table"_a.none(),
+             "torch.Tensor.__dlpack_c_exchange_api__ or None: whether tensors are read by that from now on, and not by their "
+             "methods.");
 }
 
 }  // namespace ringspan::python

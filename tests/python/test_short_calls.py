@@ -10,7 +10,7 @@ import torch
 
 import ringspan
 import ringspan.torch as rt
-from ringspan import _core
+from ringspan import _core, _threads
 from ringspan.torch import _attention, _device, _execute
 
 _TABLE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
@@ -157,8 +157,7 @@ def test_a_table_of_another_version_is_not_used(reading):
     assert _core.read_tensors_by(_capsule(newer)) is False
     assert _same(_results(tensors), expected)
     assert _core.read_tensors_by(_capsule(_Header(major=1))) is False  # without the function that reads
-    with pytest.raises(ValueError):
-        _core.read_tensors_by(_capsule(newer, b"another"))
+    assert _core.read_tensors_by(_capsule(newer, b"another")) is False and _core.read_tensors_by(3) is False
     assert _same(_results(tensors), expected)
     if _TABLE is None:
         return
@@ -205,12 +204,13 @@ def _resident():
 
 
 @pytest.mark.parametrize("table", [True, False])
-def test_nothing_is_kept(reading, table):
+def test_nothing_is_kept(monkeypatch, reading, table):
     reading(table)
+    monkeypatch.setattr(_threads, "_threads", 1)
     tensors = _inputs(dtype=torch.bfloat16)
     strided = [torch.randn(2, 9, 16, 4).transpose(2, 3) for _ in range(3)]
     holders, most = None, 0
-    for turn in range(6000):
+    for turn in range(4000):
         o = rt.attention(*tensors)
         torch.autograd.grad(o.sum(), tensors)
         rt.attention(*strided)
@@ -220,7 +220,7 @@ def test_nothing_is_kept(reading, table):
         if turn == 1000:
             holders, most = [sys.getrefcount(t) for t in (*tensors, *strided)], _resident()
     assert [sys.getrefcount(t) for t in (*tensors, *strided)] == holders
-    assert _resident() - most < 8 << 20  # a result that stays would be 5000 times 4608 bytes at least
+    assert _resident() - most < 4 << 20  # a result that stays would be 3000 times 2304 bytes at least
 
 
 def test_results_without_what_torchs_compiler_calls(monkeypatch, calls_in_one):

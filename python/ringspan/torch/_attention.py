@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._typing import Options
 
 LAYOUTS = ("bshd", "bhsd", "thd")
+_autocasts = getattr(torch._C, "_is_any_autocast_enabled", lambda: True)  # on any device; a torch that does not tell is asked of this one
 
 # What other libraries call it.
 _ELSEWHERE = {
@@ -302,7 +303,8 @@ def attention(
             raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
         if not ordinary and not torch.compiler.is_compiling():
             _ops.check_derivatives(q, k, v, sinks)
-        q, k, v = _cast(q, k, v, host_tensors)
+        if not ordinary or _autocasts():
+            q, k, v = _cast(q, k, v, host_tensors)
         if not ordinary:
             _check_kinds(q, k, v)
         options = (

@@ -71,7 +71,7 @@ class Call:
         self.alibi, self.sinks = alibi is not None, sinks is not None
         self.saved_bytes = saved_bytes(self.spec, q, v)
         # Whether the library's session takes tensors as they are and makes the results: forward_new(), backward_new().
-        self.in_one = not (self.empty or self.spec.ranks or self.spec.host_tensors or self.spec.rounds_o)
+        self.in_one = not (self.empty or self.spec.ranks or self.spec.host_tensors)
         self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
         self.key = Key((text, self.place.name, self.shape, self.lists, self.alibi, self.sinks))
 

@@ -215,7 +215,7 @@ class Session:
         return self.stream.cuda_stream != 0  # the default stream cannot be
 
     def run(self, execute, tensors=()):
-        """execute(the library's session); `tensors`: what is read and written"""
+        """What execute(the library's session) returns; `tensors`: what is read and written"""
         place = self.place
         if place.host_tensors:
             with place.holding(tensors):

@@ -106,7 +106,7 @@ def forward_alone(call, q, k, v, alibi, sinks, seed):
 
 def backward_alone(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, seed):
     """Of one rank: dq, dk, dv, and dsinks or None."""
-    if call.in_one and alibi is sinks is seed is None:
+    if call.in_one and not call.spec.rounds_o and alibi is sinks is seed is None:
         given = (q, k, v, o, lse, d_out, dlse)
         return *alone.run(call, 0, lambda session: session.backward_new(call.place.empty, call.gradients, given, saved), None), None
     gradients, dsinks, run = _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks)

@@ -43,13 +43,14 @@ class _Recent:
         self._lock = threading.Lock()
 
     def take(self, key):
-        return self._items.pop(key, None)
+        with self._lock:
+            return self._items.pop(key, None)
 
     def put(self, key, value):
         with self._lock:
-            self._items.pop(key, None)
             self._items[key] = value
-            if len(self._items) > self._size:
+            self._items.move_to_end(key)
+            while len(self._items) > self._size:
                 self._items.popitem(last=False)
 
     def get(self, key):
@@ -85,13 +86,13 @@ class Alone:
         self.latest = None  # session
 
     def run(self, call, seed, execute, simulate, tensors=()):
-        """execute(the library's session) or simulate(plans); tensors: what is read and written."""
+        """What execute(the library's session) or simulate(plans) returns; tensors: what is read and written."""
         if call.empty:
             return None
         place = call.place
         on_cpu = place.kind == "cpu"
         ranks = call.spec.ranks or 1
-        threads = (max(1, num_threads() // ranks) if ranks > 1 else num_threads()) if on_cpu else 1
+        threads = max(1, num_threads() // ranks) if on_cpu else 1
         key = (call.key, threads, on_cpu and are_torchs(threads))
         session = self._sessions.take(key)
         capturing = place.is_capturing()
