@@ -186,10 +186,10 @@ void GpuDevice::copy_lse(const FusedCall& call, std::byte* to) {
   rows(launch, {&task, 1}, nullptr);
 }
 
-void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks,
-                          Owner owner, FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
+void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params, const internal::AttendCall& call, Owner owner,
+                          FunctionRef<void(const AttendArguments&, std::int64_t)> launch) {
   const TileKernel kernel = tile_kernel(named, params.shape);
-  const AttendLists& lists = lists_.attend(kernel, owner, params.shape, tasks);
+  const AttendLists& lists = lists_.attend(kernel, owner, params.shape, call);
   if (lists.waves.empty()) return;
   AttendArguments arguments;
   arguments.kernel = kernel;
@@ -206,19 +206,18 @@ void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params,
   }
 }
 
-void GpuDevice::attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
-  for_waves(attend_, params, tasks, Owner::state,
+void GpuDevice::attend(const kernels::AttendParams& params, const internal::AttendCall& call) {
+  for_waves(attend_, params, call, Owner::state,
             [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->attend(arguments, blocks); });
 }
 
-void GpuDevice::attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) {
+void GpuDevice::attend_backward(const kernels::AttendParams& params, const internal::AttendCall& call) {
   const auto pass = [&](Owner owner, Gradient gradient) {
-    for_waves(attend_backward_, params, tasks, owner,
+    for_waves(attend_backward_, params, call, owner,
               [&](const AttendArguments& arguments, std::int64_t blocks) { runtime_->gradient(gradient, arguments, blocks); });
   };
-  if (tasks.empty()) return;
-  if (tasks.front().dq.data != nullptr) pass(Owner::query_gradients, Gradient::dq);
-  if (tasks.front().dk.data == nullptr) return;
+  if (call.dq) pass(Owner::query_gradients, Gradient::dq);
+  if (!call.dk_dv) return;
   if (tile_sizes(tile_kernel(attend_backward_, params.shape), params.shape).fuses_key_gradients)
     return pass(Owner::key_gradients, Gradient::dk_dv);
   pass(Owner::key_gradients, Gradient::dk);

@@ -44,8 +44,8 @@ class GpuDevice final : public internal::Device {
   void attend_fused(const kernels::AttendParams& params, std::span<const internal::FusedTask> tasks, internal::FusedMode mode,
                     std::byte* workspace) override;
 
-  void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) override;
-  void attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) override;
+  void attend(const kernels::AttendParams& params, const internal::AttendCall& call) override;
+  void attend_backward(const kernels::AttendParams& params, const internal::AttendCall& call) override;
   void rows(const internal::Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) override;
   void sink_gradient(std::span<const kernels::RowTask> tasks, const float* sinks, double* gradient, int heads) override;
   void sum_sinks(const double* gradients, int heads, int ranks, float* total) override;
@@ -57,7 +57,7 @@ class GpuDevice final : public internal::Device {
   void finish() noexcept override { runtime_->finish(); }
 
  private:
-  void for_waves(TileKernel named, const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks, Owner owner,
+  void for_waves(TileKernel named, const kernels::AttendParams& params, const internal::AttendCall& call, Owner owner,
                  FunctionRef<void(const AttendArguments&, std::int64_t)> launch);
   FusedAttention& fused(std::string_view library);
   void copy_lse(const FusedCall& call, std::byte* to);

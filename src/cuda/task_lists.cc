@@ -19,25 +19,28 @@ std::int64_t aligned(std::int64_t bytes) {
   return (bytes + internal::kTaskListAlignment - 1) / internal::kTaskListAlignment * internal::kTaskListAlignment;
 }
 
-// Where tasks differ from pass to pass is mostly in the addresses.
 void mix(std::size_t& hash, const void* address) {
   hash = (hash ^ reinterpret_cast<std::uintptr_t>(address)) * std::size_t{0x9E3779B97F4A7C15};
 }
-void mix(std::size_t& hash, const kernels::AttendTask& task) {
-  for (const void* address : {task.q.data, task.k.data, task.v.data, task.m.data, task.acc.data, task.o.data, task.lse.data,
-                              task.d_out.data, task.delta.data, task.dq.data, task.dk.data, task.dv.data}) {
-    mix(hash, address);
-  }
-}
-void mix(std::size_t& hash, const kernels::RowTask& task) {
-  for (const kernels::Operand& operand : task.operands) mix(hash, operand.data);
-}
-template <typename Task>
-std::size_t hash_of(std::span<const Task> tasks) {
-  std::size_t hash = tasks.size();
-  for (const Task& task : tasks) mix(hash, task);
+// What differs from pass to pass is mostly addresses.
+std::size_t hash_of(const internal::Bindings& bindings) {
+  std::size_t hash = 0;
+  for (const internal::Binding& tensor : bindings.tensors) mix(hash, tensor.data);
+  mix(hash, bindings.saved);
   return hash;
 }
+std::size_t hash_of(std::span<const kernels::RowTask> tasks) {
+  std::size_t hash = tasks.size();
+  for (const kernels::RowTask& task : tasks) {
+    for (const kernels::Operand& operand : task.operands) mix(hash, operand.data);
+  }
+  return hash;
+}
+
+internal::Bindings copy_of(const internal::Bindings& bindings) { return bindings; }
+std::vector<kernels::RowTask> copy_of(std::span<const kernels::RowTask> tasks) { return {tasks.begin(), tasks.end()}; }
+bool are_equal(const internal::Bindings& a, const internal::Bindings& b) { return a == b; }
+bool are_equal(const std::vector<kernels::RowTask>& a, std::span<const kernels::RowTask> b) { return std::ranges::equal(a, b); }
 
 RowLists row_lists(const RowLists::Key& key, std::span<const kernels::RowTask> tasks) {
   const RowOperands shape = operands_of(key.op, key.width);
@@ -147,25 +150,24 @@ std::tuple<const typename Lists::element_type*...> TaskLists::send(const Lists&.
   return sent;
 }
 
-template <typename Task, typename Lists, typename Make>
-const Lists& TaskLists::find(Kept<Task, Lists>& kept, const typename Lists::Key& key, std::span<const Task> tasks,
-                             Make&& make) {
+template <typename Lists, typename Given, typename Make>
+const Lists& TaskLists::find(Kept<Lists>& kept, const typename Lists::Key& key, const Given& given, Make&& make) {
   if (in_capture()) return kept.latest = make();
-  const std::size_t hash = hash_of(tasks);
+  const std::size_t hash = hash_of(given);
   const auto [first, last] = kept.entries.equal_range(hash);
   for (auto found = first; found != last; ++found) {
-    const Entry<Task, Lists>& entry = found->second;
-    if (entry.key == key && std::ranges::equal(entry.tasks, tasks)) return entry.lists;
+    const Entry<Lists>& entry = found->second;
+    if (entry.key == key && are_equal(entry.made_of, given)) return entry.lists;
   }
   Lists lists = make();
-  Entry<Task, Lists> entry{key, {tasks.begin(), tasks.end()}, std::move(lists), &sides_[current_]};
+  Entry<Lists> entry{key, copy_of(given), std::move(lists), &sides_[current_]};
   return kept.entries.emplace(hash, std::move(entry))->second.lists;
 }
 
 const AttendLists& TaskLists::attend(TileKernel kernel, Owner owner, const kernels::AttendShape& shape,
-                                     std::span<const kernels::AttendTask> tasks) {
-  const AttendLists::Key key{kernel, owner, shape.dtype, shape.head_dim, shape.head_dim_v, shape.group};
-  return find(attends_, key, tasks, [&] {
+                                     const internal::AttendCall& call) {
+  const auto make = [&] {
+    const std::span<const kernels::AttendTask> tasks = call.tasks();
     Schedule schedule = schedule_attend(tasks, owner, shape.group, tile_sizes(kernel, shape).rows(owner));
     AttendLists lists;
     if (schedule.waves.empty()) return lists;
@@ -181,7 +183,9 @@ const AttendLists& TaskLists::attend(TileKernel kernel, Owner owner, const kerne
     lists.taken = const_cast<std::int32_t*>(taken);
     lists.waves = std::move(schedule.waves);
     return lists;
-  });
+  };
+  if (call.launch == nullptr) return attends_.latest = make();
+  return find(attends_, {call.launch, kernel, owner}, *call.bindings, make);
 }
 
 const RowLists& TaskLists::rows(const RowLists::Key& key, std::span<const kernels::RowTask> tasks) {

@@ -1,6 +1,6 @@
-// TaskLists: lists of tasks where kernels read them, and what a launch needs besides, kept under the tasks that they were made
-// of: a pass over tensors that lie where those of an earlier pass did, as those of a model's layers do, makes no schedule,
-// copies nothing and waits for nothing.
+// TaskLists: lists of tasks where kernels read them, and what a launch needs besides, kept under the launch and the tensors
+// that they were made of, or of row operations the tasks: a pass over tensors that lie where those of an earlier pass did, as
+// those of a model's layers do, makes no tasks of attention and no schedule, copies nothing and waits for nothing.
 //
 // Lists lie in two sides, each a block of the host's memory and one of the device's that are written alike. One is filled by as
 // many passes as it has room for, then the other one, and what lay there is forgotten. The device's is written in the order of
@@ -21,6 +21,7 @@
 #include "cuda/arguments.h"
 #include "cuda/runtime.h"
 #include "cuda/schedule.h"
+#include "exec/device.h"
 #include "kernels/attend.h"
 #include "kernels/rowwise.h"
 #include "plan/device_memory.h"
@@ -29,13 +30,13 @@ namespace ringspan::cuda {
 
 // Of one call of attend, or of one side of attend_backward.
 struct AttendLists {
-  struct Key {  // what beside the tasks they depend on
+  struct Key {  // what beside the tensors they depend on
+    const internal::Launch* launch = nullptr;
     TileKernel kernel = TileKernel::mma;
     Owner owner = Owner::state;
-    DType dtype = DType::float32;
-    int head_dim = 0, head_dim_v = 0, group = 1;
     bool operator==(const Key&) const = default;
   };
+  using MadeOf = internal::Bindings;
   std::vector<Wave> waves;
   const kernels::AttendTask* tasks = nullptr;
   const Group* groups = nullptr;
@@ -49,6 +50,7 @@ struct RowLists {
     int width = 1;  // 0: tasks as they are, in no order of ours
     bool operator==(const Key&) const = default;
   };
+  using MadeOf = std::vector<kernels::RowTask>;
   struct Wave {
     std::int64_t first = 0, count = 0;  // tasks
     std::int64_t blocks = 0;
@@ -71,10 +73,10 @@ class TaskLists {
   void reserve(std::int64_t bytes);
   void begin_pass() { in_capture_.reset(); }
 
-  // What is returned is there until the next call. Cost: of tasks seen before a comparison, of others a schedule and a copy.
-  // More than a side has room for is a bug (std::logic_error).
+  // What is returned is there until the next call. Cost: of what was seen before a comparison, of others a schedule and a copy.
+  // More than a side has room for is a bug (std::logic_error). Launches have other shapes only after reserve().
   const AttendLists& attend(TileKernel kernel, Owner owner, const kernels::AttendShape& shape,
-                            std::span<const kernels::AttendTask> tasks);
+                            const internal::AttendCall& call);
   const RowLists& rows(const RowLists::Key& key, std::span<const kernels::RowTask> tasks);
   // On the device in any case, in the order given.
   const kernels::RowTask* as_they_are(std::span<const kernels::RowTask> tasks);
@@ -87,17 +89,17 @@ class TaskLists {
     std::int64_t used = 0;
     Event left = 0;  // for the other one
   };
-  template <typename Task, typename Lists>
+  template <typename Lists>
   struct Entry {
     typename Lists::Key key;
-    std::vector<Task> tasks;
+    typename Lists::MadeOf made_of;
     Lists lists;
     const Side* side = nullptr;
   };
-  template <typename Task, typename Lists>
+  template <typename Lists>
   struct Kept {
-    std::unordered_multimap<std::size_t, Entry<Task, Lists>> entries;
-    Lists latest;  // that are not kept: of a capture, or that launches bring along
+    std::unordered_multimap<std::size_t, Entry<Lists>> entries;
+    Lists latest;  // that are not kept: of a capture, of launches that do not come again, or that launches bring along
   };
 
   bool in_capture();
@@ -107,8 +109,8 @@ class TaskLists {
   Side& side_with_room(std::int64_t bytes);
   template <typename... Lists>
   std::tuple<const typename Lists::element_type*...> send(const Lists&... lists);
-  template <typename Task, typename Lists, typename Make>
-  const Lists& find(Kept<Task, Lists>& kept, const typename Lists::Key& key, std::span<const Task> tasks, Make&& make);
+  template <typename Lists, typename Given, typename Make>
+  const Lists& find(Kept<Lists>& kept, const typename Lists::Key& key, const Given& given, Make&& make);
 
   Runtime& runtime_;
   std::int64_t capacity_ = 0;
@@ -116,8 +118,8 @@ class TaskLists {
   std::size_t current_ = 0;
   std::vector<Side> captured_;
   std::optional<bool> in_capture_;  // this pass, once it is known
-  Kept<kernels::AttendTask, AttendLists> attends_;
-  Kept<kernels::RowTask, RowLists> rows_;
+  Kept<AttendLists> attends_;
+  Kept<RowLists> rows_;
 };
 
 }  // namespace ringspan::cuda

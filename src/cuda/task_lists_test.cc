@@ -48,8 +48,22 @@ class Lists : public ::testing::Test {
     s.head_dim = s.head_dim_v = head_dim;
     return s;
   }
-  const AttendLists& attend(const AttendTask& t, Owner owner = Owner::state, int head_dim = 64) {
-    const AttendLists& sent = lists_.attend(TileKernel::wgmma, owner, shape(head_dim), {&t, 1});
+  static internal::Bindings bindings_of(const AttendTask& t) {
+    internal::Bindings bindings;
+    bindings[internal::TensorKind::q].data = static_cast<std::byte*>(t.q.data);
+    return bindings;
+  }
+  // Of a tensor at the task's q.
+  const AttendLists& attend(const AttendTask& t, Owner owner = Owner::state, TileKernel kernel = TileKernel::wgmma) {
+    return attend(t, bindings_of(t), owner, kernel);
+  }
+  const AttendLists& attend(const AttendTask& t, const internal::Bindings& bindings, Owner owner = Owner::state,
+                            TileKernel kernel = TileKernel::wgmma) {
+    const auto tasks = [&] {
+      ++made_;
+      return std::span<const AttendTask>(&t, 1);
+    };
+    const AttendLists& sent = lists_.attend(kernel, owner, shape(64), {&launch_, &bindings, true, true, tasks});
     EXPECT_EQ(sent.waves.size(), 1U);
     EXPECT_EQ(*sent.tasks, t);
     EXPECT_EQ(sent.groups->task_count, 1);
@@ -61,32 +75,53 @@ class Lists : public ::testing::Test {
     lists_.reserve(count * (static_cast<std::int64_t>(sizeof(AttendTask)) + internal::kTaskGroupBytes + 16 + 32));
   }
 
+  internal::Launch launch_;
+  int made_ = 0;  // tasks
   testing::RuntimeCounts counts_;
   ListRuntime runtime_{counts_};
   TaskLists lists_{runtime_};
 };
 
-TEST_F(Lists, TheSameTasksAreSentOnce) {
+TEST_F(Lists, TheSameTasksAreMadeAndSentOnce) {
   reserve(10);
   const AttendTask* const sent = attend(task(16)).tasks;
   lists_.begin_pass();
   EXPECT_EQ(attend(task(16)).tasks, sent);
+  EXPECT_EQ(made_, 1);
   EXPECT_EQ(counts_.copies, 1);
   EXPECT_EQ(counts_.events, 0);
 }
 
 TEST_F(Lists, WhatDiffersInAnythingIsSentAnew) {
   reserve(10);
-  attend(task(16));
-  attend(task(32));
-  attend(task(16), Owner::query_gradients);
-  attend(task(16), Owner::state, 128);
-  AttendTask narrower = task(16);
-  narrower.hi = 0;
-  attend(narrower);
-  narrower.writes_dq = true;
-  attend(narrower);
-  EXPECT_EQ(counts_.copies, 6);
+  internal::Bindings bindings;
+  std::byte memory[2] = {};
+  int expected = 0;
+  const auto expect_anew = [&] {
+    attend(task(16), bindings);
+    EXPECT_EQ(counts_.copies, ++expected);
+    attend(task(16), bindings);
+    EXPECT_EQ(counts_.copies, expected);
+  };
+  expect_anew();
+  bindings[internal::TensorKind::dv].data = memory;
+  expect_anew();
+  bindings[internal::TensorKind::dv].head_stride = 8;
+  expect_anew();
+  bindings.saved = memory;
+  expect_anew();
+  attend(task(16), bindings, Owner::query_gradients);
+  attend(task(16), bindings, Owner::state, TileKernel::mma);
+  EXPECT_EQ(counts_.copies, expected + 2);
+  const internal::Launch other;
+  const AttendTask one = task(16);
+  const auto tasks = [&] { return std::span<const AttendTask>(&one, 1); };
+  for (const internal::Launch* launch : {&other, static_cast<const internal::Launch*>(nullptr)}) {
+    for (int times = 0; times < 2; ++times) {
+      lists_.attend(TileKernel::wgmma, Owner::state, shape(64), {launch, &bindings, true, true, tasks});
+    }
+  }
+  EXPECT_EQ(counts_.copies, expected + 2 + 1 + 2) << "a launch that does not come again is not kept";
 }
 
 TEST_F(Lists, RowsAreSentOnceAndOnlyWhereALaunchCannotBringThem) {
@@ -126,7 +161,10 @@ TEST_F(Lists, ASideIsFilledAgainBehindItsCopies) {
 TEST_F(Lists, MoreThanASideIsABug) {
   reserve(1);
   const std::vector<AttendTask> tasks(2, task(16));
-  EXPECT_THROW(lists_.attend(TileKernel::wgmma, Owner::state, shape(64), tasks), std::logic_error);
+  const internal::Bindings bindings;
+  const auto all = [&] { return std::span<const AttendTask>(tasks); };
+  EXPECT_THROW(lists_.attend(TileKernel::wgmma, Owner::state, shape(64), {&launch_, &bindings, true, true, all}),
+               std::logic_error);
 }
 
 TEST_F(Lists, ACapturedPassKeepsToItself) {

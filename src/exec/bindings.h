@@ -15,6 +15,7 @@ namespace ringspan::internal {
 struct Binding {
   std::byte* data = nullptr;  // nullptr: no rows here, or an optional operand that was not given
   std::int64_t batch_stride = 0, row_stride = 0, head_stride = 0;
+  bool operator==(const Binding&) const = default;
 };
 
 struct Bindings {
@@ -27,6 +28,7 @@ struct Bindings {
 
   const Binding& operator[](TensorKind kind) const { return tensors[static_cast<std::size_t>(kind)]; }
   Binding& operator[](TensorKind kind) { return tensors[static_cast<std::size_t>(kind)]; }
+  bool operator==(const Bindings&) const = default;
 };
 
 // Shape of one of the caller's tensors on this rank.

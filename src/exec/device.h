@@ -4,7 +4,8 @@
 // allocate_host() that a copy reads or writes only when an event recorded after the copy is complete. All operands of a launch
 // are memory of the device; the tasks are copied by the call.
 //
-// Cost: a launch copies its tasks to the device, in storage set aside by reserve(). Thread safety: one thread at a time.
+// Cost: a launch copies its tasks to the device, in storage set aside by reserve(), unless they are there from an earlier pass.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <cstddef>
@@ -13,6 +14,8 @@
 #include <string>
 #include <string_view>
 
+#include "base/function_ref.h"
+#include "exec/bindings.h"
 #include "exec/queue.h"
 #include "kernels/attend.h"
 #include "kernels/rowwise.h"
@@ -39,6 +42,15 @@ struct FusedAnswer {
   std::string refusal;               // empty: it can
   std::int64_t workspace_bytes = 0;  // the most that one of the calls needs
   bool takes_own_memory = false;     // besides the workspace
+};
+
+// The tasks of a launch of attention, made only where they are asked for: of the same launch over the same tensors they are the
+// same, until the next reserve().
+struct AttendCall {
+  const Launch* launch = nullptr;  // null: of none that comes again
+  const Bindings* bindings = nullptr;
+  bool dq = true, dk_dv = true;  // backward: what the tasks are for
+  FunctionRef<std::span<const kernels::AttendTask>()> tasks;
 };
 
 class Device {
@@ -83,9 +95,8 @@ class Device {
   virtual void attend_fused(const kernels::AttendParams& params, std::span<const FusedTask> tasks, FusedMode mode,
                             std::byte* workspace) = 0;
 
-  virtual void attend(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;
-  // dq may be null in all tasks, or dk and dv: then only the others are computed.
-  virtual void attend_backward(const kernels::AttendParams& params, std::span<const kernels::AttendTask> tasks) = 0;
+  virtual void attend(const kernels::AttendParams& params, const AttendCall& call) = 0;
+  virtual void attend_backward(const kernels::AttendParams& params, const AttendCall& call) = 0;
   // fill, copy, add, merge, merge_states, finalize or delta; sinks: of finalize, or nullptr.
   virtual void rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const float* sinks) = 0;
   // gradient (float64, heads) -= ..., see kernels::sink_gradient.

@@ -111,6 +111,8 @@ class Executor {
   void wait_for_messages();
   void enqueue(const Launch& launch);
   void drain();
+  void add_attend_tasks(const Launch& launch);
+  void attend_on_device(const Launch& launch);
   void launch_on_device(const Launch& launch, std::size_t first);
   void begin_copies(const Stage& stage);
   void copy_messages(const Stage& stage, bool send);

@@ -126,6 +126,7 @@ void Executor::begin_copies(const Stage& stage) {
 
 void Executor::enqueue(const Launch& launch) {
   if (launch.count == 0 && launch.kind != LaunchKind::sum_sinks) return;
+  if (device_ != nullptr && is_attention(launch.kind) && !is_fused(launch.kind)) return attend_on_device(launch);
   Call call{this, &launch, 0};
   if (is_fused(launch.kind)) {
     call.first = fused_tasks_.size();
@@ -135,10 +136,7 @@ void Executor::enqueue(const Launch& launch) {
     }
   } else if (is_attention(launch.kind)) {
     call.first = attend_tasks_.size();
-    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-      const AttendItem& item = memory_.program->attend_items[static_cast<std::size_t>(index)];
-      attend_tasks_.push_back(resolve_attend(memory_, launch.kind, item));
-    }
+    add_attend_tasks(launch);
   } else if (launch.kind != LaunchKind::sum_sinks) {
     call.first = row_tasks_.size();
     for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
@@ -150,6 +148,25 @@ void Executor::enqueue(const Launch& launch) {
   queue_->launch({&Executor::run_call, &calls_.back()});
 }
 
+void Executor::add_attend_tasks(const Launch& launch) {
+  for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+    const AttendItem& item = memory_.program->attend_items[static_cast<std::size_t>(index)];
+    attend_tasks_.push_back(resolve_attend(memory_, launch.kind, item));
+  }
+}
+
+void Executor::attend_on_device(const Launch& launch) {
+  const std::size_t first = attend_tasks_.size();
+  const AttendItem& item = memory_.program->attend_items[static_cast<std::size_t>(launch.first)];
+  const auto tasks = [&] {
+    if (attend_tasks_.size() == first) add_attend_tasks(launch);
+    return std::span<const kernels::AttendTask>(attend_tasks_).subspan(first);
+  };
+  const AttendCall call{&launch, &bindings_, item.operands[kDq].view >= 0, item.operands[kDk].view >= 0, tasks};
+  if (launch.kind == LaunchKind::attend) return device_->attend(pass_->params, call);
+  device_->attend_backward(pass_->params, call);
+}
+
 void Executor::launch_on_device(const Launch& launch, std::size_t first) {
   const auto count = static_cast<std::size_t>(launch.count);
   if (is_fused(launch.kind)) {
@@ -157,11 +174,6 @@ void Executor::launch_on_device(const Launch& launch, std::size_t first) {
     const FusedMode mode = fused_mode(*plan_, pass, options_.deterministic);
     std::byte* const workspace = arena_.data() + memory_.program->scratch_offset;
     return device_->attend_fused(pass_->params, {fused_tasks_.data() + first, count}, mode, workspace);
-  }
-  if (is_attention(launch.kind)) {
-    const std::span<const kernels::AttendTask> tasks(attend_tasks_.data() + first, count);
-    if (launch.kind == LaunchKind::attend) return device_->attend(pass_->params, tasks);
-    return device_->attend_backward(pass_->params, tasks);
   }
   if (launch.kind == LaunchKind::sum_sinks) {
     return device_->sum_sinks(sink_gradient(0), plan_->problem.heads, plan_->problem.ranks, bindings_.dsinks);

@@ -46,7 +46,10 @@ void run_on_gpu(const kernels::AttendParams& params, std::span<const kernels::At
   }
   gpu().name_kernels(kWarpgroups ? "wgmma" : "mma", kWarpgroups ? "wgmma" : "mma");
   gpu().begin_pass();
-  kBackward ? gpu().attend_backward(params, tasks) : gpu().attend(params, tasks);
+  const auto given = [&] { return tasks; };
+  const auto has = [&](auto operand) { return !tasks.empty() && (tasks.front().*operand).data != nullptr; };
+  const internal::AttendCall call{nullptr, nullptr, has(&kernels::AttendTask::dq), has(&kernels::AttendTask::dk), given};
+  kBackward ? gpu().attend_backward(params, call) : gpu().attend(params, call);
   gpu().wait(gpu().record(), context.progress);
   context.progress();
 }
