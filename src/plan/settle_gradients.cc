@@ -1,11 +1,10 @@
 #include "plan/settle_gradients.h"
 
 #include <algorithm>
-#include <initializer_list>
 #include <map>
 #include <optional>
-#include <set>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "plan/common_parts.h"
@@ -28,61 +27,148 @@ class GradientSettler {
   }
 
  private:
-  // What is known of one operand: rows of the caller's gradient, as operand `caller` of items whose operand kSums is what tasks
-  // have.
-  struct Target {
-    int caller = kSums;
-    std::vector<RowItem> rows, gaps;
+  // What is known of sums that tasks add to.
+  struct Sums {
+    int caller = kSums;          // operand of `rows` that is the caller's gradient
+    std::vector<RowItem> rows;   // that become it: copied there, or of float32 filled, where it is the sums
+    std::vector<RowItem> fills;  // of the sums
+    std::vector<Strip> others;   // rows that something else adds to
+  };
+  // Tasks of one launch over the same rows.
+  struct Group {
+    Strip strip;
+    std::vector<AttendItem*> items;
   };
 
   const View& view(const RowRef& ref) const { return program_.views[static_cast<std::size_t>(ref.view)]; }
 
-  void settle(std::initializer_list<int> operands, bool AttendItem::*writes) {
-    std::map<std::int32_t, Target> targets;
-    const auto first = std::find_if(program_.attend_items.begin(), program_.attend_items.end(),
-                                    [&](const AttendItem& item) { return item.operands[*operands.begin()].view >= 0; });
-    if (first == program_.attend_items.end()) return;
-    for (const int operand : operands) {
-      const std::int32_t sums = first->operands[operand].view;
-      auto target = find_target(sums);
-      if (!target || !cover(operand, sums, *target)) return;
-      targets.emplace(sums, std::move(*target));
-    }
-    for (AttendItem& item : program_.attend_items) {
-      if (item.operands[*operands.begin()].view < 0) continue;
-      item.*writes = true;
-      for (const int operand : operands) {
-        const Target& target = targets.at(item.operands[operand].view);
-        const auto rows = std::find_if(target.rows.begin(), target.rows.end(),
-                                       [&](const RowItem& r) { return strip_of(item, operand)->is_inside(r, kSums); });
-        item.operands[operand] = at_same_rows(*rows, kSums, item.operands[operand], target.caller);
+  // By the sums of the operands, which are one view each.
+  void settle(std::vector<int> operands, bool AttendItem::*writes) {
+    std::map<std::vector<std::int32_t>, std::vector<Group>> groups;
+    if (!collect(operands, groups)) return;
+    for (auto& [views, members] : groups) {
+      std::map<std::int32_t, Sums> sums;
+      for (const std::int32_t view : views) {
+        auto found = find_sums(view);
+        if (!found) break;
+        sums.emplace(view, std::move(*found));
       }
+      if (sums.size() == views.size()) settle(operands, views, members, sums, writes);
     }
-    rewrite_rows(program_, [&](RowLaunch&& launch) { return without_sums(std::move(launch), targets); });
   }
 
-  // Of float32 the caller's rows that are filled, else what is copied to them; nothing where something else touches them.
-  std::optional<Target> find_target(std::int32_t sums) const {
-    if (sums < 0) return std::nullopt;
-    Target target;
-    const bool in_arena = program_.views[static_cast<std::size_t>(sums)].in_arena;
-    target.caller = in_arena ? kGradient : kSums;
+  bool collect(const std::vector<int>& operands, std::map<std::vector<std::int32_t>, std::vector<Group>>& groups) {
+    using Rows = std::tuple<std::int64_t, Plane, std::int64_t, std::int64_t, std::int64_t>;
+    std::map<std::vector<std::int32_t>, std::map<Rows, std::size_t>> known;
+    bool all = true;
+    for_launches(program_, [&](const Launch& launch) {
+      if (launch.kind != LaunchKind::attend_backward) return;
+      for (std::int64_t index = launch.first; index < launch.first + launch.count && all; ++index) {
+        AttendItem& item = program_.attend_items[static_cast<std::size_t>(index)];
+        if (item.operands[operands.front()].view < 0) continue;
+        const auto strip = strip_of(item, operands.front());
+        all = strip.has_value();
+        if (!all) return;
+        std::vector<std::int32_t> views;
+        for (const int operand : operands) views.push_back(item.operands[operand].view);
+        const auto [place, is_new] =
+            known[views].try_emplace({launch.first, strip->plane, strip->row, strip->step, strip->count}, groups[views].size());
+        if (is_new) groups[views].push_back({*strip, {}});
+        groups[views][place->second].items.push_back(&item);
+      }
+    });
+    return all;
+  }
+
+  void settle(const std::vector<int>& operands, const std::vector<std::int32_t>& views, std::vector<Group>& groups,
+              std::map<std::int32_t, Sums>& sums, bool AttendItem::*writes) {
+    bool whole = true;  // nobody else touches the sums
+    for (const std::int32_t view : views) {
+      const auto pairs = static_cast<std::int64_t>(groups.size() * (sums.at(view).rows.size() + sums.at(view).fills.size()));
+      if (pairs > kMostComparisons || !leave_alone(groups, sums.at(view), whole)) return;
+    }
+    if (groups.empty()) return;
+    for (const std::int32_t view : views) {
+      const Sums& own = sums.at(view);
+      for (const std::vector<RowItem>* items : {&own.rows, &own.fills}) {
+        if (!std::all_of(items->begin(), items->end(), [&](const RowItem& item) { return left_of(item, groups).has_value(); }))
+          return;
+      }
+    }
+    for (const Group& group : groups) {
+      for (AttendItem* const item : group.items) {
+        item->*writes = true;
+        for (std::size_t i = 0; i < operands.size(); ++i) {
+          const Sums& own = sums.at(views[i]);
+          RowRef& ref = item->operands[operands[i]];
+          ref = at_same_rows(*place_of(own.rows, group.strip), kSums, ref, own.caller);
+        }
+      }
+    }
+    rewrite_rows(program_, [&](RowLaunch&& launch) { return rewritten(std::move(launch), sums, groups, whole); });
+  }
+
+  static std::vector<RowItem>::const_iterator place_of(const std::vector<RowItem>& rows, const Strip& strip) {
+    return std::find_if(rows.begin(), rows.end(), [&](const RowItem& item) { return strip.is_inside(item, kSums); });
+  }
+
+  // The groups whose rows nobody else touches, and that lie inside of one item each; the others go, and `whole` becomes false.
+  // Returns whether that can be told.
+  static bool leave_alone(std::vector<Group>& groups, const Sums& sums, bool& whole) {
+    std::vector<Strip> strips;
+    for (const Group& group : groups) strips.push_back(group.strip);
+    strips.insert(strips.end(), sums.others.begin(), sums.others.end());
+    const auto last = last_ones(strips);
+    std::reverse(strips.begin(), strips.end());
+    auto first = last_ones(strips);
+    if (!last || !first) return false;
+    std::reverse(first->begin(), first->end());
+    std::vector<Group> alone;
+    for (std::size_t i = 0; i < groups.size(); ++i) {
+      const bool is_inside = place_of(sums.rows, groups[i].strip) != sums.rows.end() &&
+                             (sums.fills.empty() || place_of(sums.fills, groups[i].strip) != sums.fills.end());
+      if ((*last)[i] && (*first)[i] && is_inside) alone.push_back(std::move(groups[i]));
+    }
+    whole = whole && alone.size() == groups.size() && sums.others.empty();
+    groups = std::move(alone);
+    return true;
+  }
+
+  // The rows of an item that no group has; nothing where that cannot be told.
+  static std::optional<std::vector<RowItem>> left_of(const RowItem& item, const std::vector<Group>& groups) {
+    std::vector<Strip> inside;
+    for (const Group& group : groups) {
+      if (group.strip.is_inside(item, kSums)) inside.push_back(group.strip);
+    }
+    return inside.empty() ? std::optional(std::vector{item}) : uncovered(item, kSums, inside);
+  }
+
+  // Of float32 the caller's rows that are filled, else what is copied to them; nothing where they are used otherwise.
+  std::optional<Sums> find_sums(std::int32_t view_of_sums) const {
+    if (view_of_sums < 0) return std::nullopt;
+    Sums sums;
+    const bool in_arena = program_.views[static_cast<std::size_t>(view_of_sums)].in_arena;
+    sums.caller = in_arena ? kGradient : kSums;
     bool known = true;
     for_launches(program_, [&](const Launch& launch) {
       if (is_attention(launch.kind) || launch.kind == LaunchKind::sum_sinks) return;
       for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
         const RowItem& item = program_.row_items[static_cast<std::size_t>(index)];
-        const bool touches = std::any_of(std::begin(item.operands), std::end(item.operands),
-                                         [&](const RowRef& ref) { return ref.view == sums; });
-        if (!touches) continue;
-        const bool fills = launch.kind == LaunchKind::fill;
-        const bool casts = launch.kind == LaunchKind::copy && item.operands[kSums].view == sums;
-        known = known && (fills || (in_arena && casts && !view(item.operands[kGradient]).in_arena)) &&
-                item.operands[kSums].step == 1;
-        if (in_arena ? casts : fills) target.rows.push_back(item);
+        for (const RowRef& ref : item.operands) {
+          if (ref.view != view_of_sums) continue;
+          const bool is_sums = &ref == &item.operands[kSums];
+          const bool casts = is_sums && launch.kind == LaunchKind::copy && !view(item.operands[kGradient]).in_arena;
+          const bool fills = is_sums && launch.kind == LaunchKind::fill;
+          const bool adds = launch.kind == LaunchKind::add && !is_sums;
+          known = known && (fills || adds || (in_arena && casts)) && (adds || ref.step == 1);
+          if (in_arena ? casts : fills) sums.rows.push_back(item);
+          if (fills && in_arena) sums.fills.push_back(item);
+          if (adds)
+            sums.others.push_back({make_plane(item.batch_first, item.batch_count, item.heads), ref.row, ref.step, item.rows});
+        }
       }
     });
-    return known && !target.rows.empty() ? std::optional(std::move(target)) : std::nullopt;
+    return known && !sums.rows.empty() ? std::optional(std::move(sums)) : std::nullopt;
   }
 
   // Nothing where a kernel would write heads of a gradient of keys that are none of the task's.
@@ -96,53 +182,28 @@ class GradientSettler {
     return Strip{make_plane(slice.batch_first, slice.batch_count, *heads), ref.row, ref.step, slice.k.count};
   }
 
-  // Whether each row has one task at most, or tasks of one launch over the same rows, each task rows of one item, and what none
-  // has. `sums`: the view that all tasks have.
-  bool cover(int operand, std::int32_t sums, Target& target) const {
-    const auto items = static_cast<std::int64_t>(program_.attend_items.size() * target.rows.size());
-    if (items > kMostComparisons) return false;
-    std::vector<Strip> strips;
-    std::set<std::tuple<std::int64_t, Plane, std::int64_t, std::int64_t, std::int64_t>> known;
-    bool all = true;
-    for_launches(program_, [&](const Launch& launch) {
-      if (launch.kind != LaunchKind::attend_backward) return;
-      for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-        const AttendItem& item = program_.attend_items[static_cast<std::size_t>(index)];
-        if (item.operands[operand].view < 0) continue;
-        const auto strip = strip_of(item, operand);
-        all = all && strip && item.operands[operand].view == sums;
-        if (!all) return;
-        if (known.emplace(launch.first, strip->plane, strip->row, strip->step, strip->count).second) strips.push_back(*strip);
-      }
-    });
-    if (!all) return false;
-    const auto last = last_ones(strips);
-    if (!last || std::find(last->begin(), last->end(), false) != last->end()) return false;
-    std::size_t placed = 0;
-    for (const RowItem& rows : target.rows) {
-      std::vector<Strip> inside;
-      std::copy_if(strips.begin(), strips.end(), std::back_inserter(inside),
-                   [&](const Strip& strip) { return strip.is_inside(rows, kSums); });
-      placed += inside.size();
-      const auto gaps = uncovered(rows, kSums, inside);
-      if (!gaps) return false;
-      target.gaps.insert(target.gaps.end(), gaps->begin(), gaps->end());
-    }
-    return placed == strips.size();
-  }
-
-  // Sums are neither filled nor copied; the caller's rows that no task has are zeros, once.
-  static std::vector<RowLaunch> without_sums(RowLaunch&& launch, std::map<std::int32_t, Target>& targets) {
+  // Rows that tasks write are neither filled nor copied. Where that is all of them the sums go, and the caller's rows that no
+  // task has are zeros.
+  static std::vector<RowLaunch> rewritten(RowLaunch&& launch, const std::map<std::int32_t, Sums>& sums,
+                                          const std::vector<Group>& groups, bool whole) {
     std::vector<RowLaunch> result;
-    const int width = launch.launch.width;
-    std::erase_if(launch.items, [&](const RowItem& rows) {
-      const auto found = targets.find(rows.operands[kSums].view);
-      if (found == targets.end()) return false;
-      Target& target = found->second;
-      if (!target.gaps.empty()) result.push_back(fill_of(target.gaps, target.caller, width, 0.0F));
-      target.gaps.clear();
-      return true;
-    });
+    std::vector<RowItem> kept, zeros;
+    int caller = kSums;
+    const bool copies = launch.launch.kind == LaunchKind::copy;
+    for (const RowItem& item : launch.items) {
+      const auto found = sums.find(item.operands[kSums].view);
+      if (found == sums.end() || !(copies || launch.launch.kind == LaunchKind::fill)) {
+        kept.push_back(item);
+        continue;
+      }
+      const std::vector<RowItem> rest = *left_of(item, groups);
+      if (!whole) kept.insert(kept.end(), rest.begin(), rest.end());
+      if (!whole || found->second.caller != (copies ? kGradient : kSums)) continue;
+      caller = found->second.caller;
+      zeros.insert(zeros.end(), rest.begin(), rest.end());
+    }
+    if (!zeros.empty()) result.push_back(fill_of(zeros, caller, launch.launch.width, 0.0F));
+    launch.items = std::move(kept);
     result.push_back(std::move(launch));
     return result;
   }

@@ -1,5 +1,5 @@
-// Settle gradients: where every row of dq, or of dk and dv, has one task, or tasks of one launch over the same rows
-// (split_tasks.h), and kernels can, tasks write the caller's gradients in the storage dtype; nobody fills, adds and casts
+// Settle gradients: where a row of dq, or of dk and dv, has one task, or tasks of one launch over the same rows (split_tasks.h),
+// nothing else adds to it, and kernels can, tasks write the caller's gradients in the storage dtype; nobody fills, adds and casts
 // float32 sums, which are not allocated. Pure: a program of a backward pass in, the same one with fewer launches out. All tasks
 // do, or none.
 //
