@@ -86,7 +86,7 @@ class AttendWarpgroupProducer {
   RINGSPAN_DEVICE void copy(unsigned char* to, const Work& work, const Walk& walk, int tile, const TilePlace& place,
                             std::uint32_t barrier, RowsOf&& rows_of) {
     copy_tile_from<P::kCols, P::kDim, Element>(m_, to, walk.first(tile), walk.valid(tile), arguments_.maps, place, walk.head,
-                                               work.batch, barrier, rows_of);
+                                               barrier, rows_of);
   }
 
   M& m_;

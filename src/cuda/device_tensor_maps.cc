@@ -30,15 +30,14 @@ bool encode(Encode encode_tiled, const TileMap& map, int rows, TensorMap& out) {
   const auto bytes = [&](std::int64_t stride, std::int64_t count) {  // of a dimension with one element any stride will do
     return static_cast<cuuint64_t>(count == 1 ? map.row_stride : stride) * kElementBytes;
   };
-  const cuuint64_t sizes[5] = {static_cast<cuuint64_t>(map.width), static_cast<cuuint64_t>(map.rows),
-                               static_cast<cuuint64_t>(map.heads), static_cast<cuuint64_t>(map.batches),
-                               static_cast<cuuint64_t>(map.shifts)};
-  const cuuint64_t strides[4] = {bytes(map.row_stride, map.rows), bytes(map.head_stride, map.heads),
-                                 bytes(map.batch_stride, map.batches), bytes(map.shift_stride, map.shifts)};
-  const cuuint32_t box[5] = {64, static_cast<cuuint32_t>(rows), 1, 1, 1};
-  const cuuint32_t steps[5] = {1, 1, 1, 1, 1};
+  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(map.width), static_cast<cuuint64_t>(map.rows),
+                               static_cast<cuuint64_t>(map.heads), static_cast<cuuint64_t>(map.items())};
+  const cuuint64_t strides[3] = {bytes(map.row_stride, map.rows), bytes(map.head_stride, map.heads),
+                                 bytes(map.item_stride(), map.items())};
+  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(rows), 1, 1};
+  const cuuint32_t steps[4] = {1, 1, 1, 1};
   static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) && alignof(TensorMap) >= alignof(CUtensorMap));
-  return encode_tiled(reinterpret_cast<CUtensorMap*>(&out), CU_TENSOR_MAP_DATA_TYPE_UINT16, 5, const_cast<void*>(map.begin),
+  return encode_tiled(reinterpret_cast<CUtensorMap*>(&out), CU_TENSOR_MAP_DATA_TYPE_UINT16, 4, const_cast<void*>(map.begin),
                       sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                       CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }

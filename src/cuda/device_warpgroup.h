@@ -119,10 +119,9 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   __device__ __forceinline__ void copy_box(const TileMaps&, int map, std::uint32_t to, const BoxCorner& corner,
                                            std::uint32_t barrier) {
     asm volatile(
-        "cp.async.bulk.tensor.5d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+        "cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
         "[%2];" ::"r"(to),
-        "l"(tensor_maps_->maps + map), "r"(barrier), "r"(corner.column), "r"(corner.row), "r"(corner.head), "r"(corner.batch),
-        "r"(corner.shift)
+        "l"(tensor_maps_->maps + map), "r"(barrier), "r"(corner.column), "r"(corner.row), "r"(corner.head), "r"(corner.item)
         : "memory");
   }
   __device__ __forceinline__ void wait(std::uint32_t barrier, int parity) {

@@ -125,11 +125,11 @@ class EmulatedHopperMachine {
         for (int e = 0; e < 8; ++e) {
           const int column = corner.column + chunk * 8 + e;
           const bool inside = column < from.width && corner.row >= 0 && corner.row + row < from.rows &&
-                              corner.head < from.heads && corner.batch < from.batches && corner.shift < from.shifts;
+                              corner.head < from.heads && corner.item < from.items();
           if (!inside) continue;
-          elements[e] = static_cast<const std::uint16_t*>(
-              from.begin)[corner.batch * from.batch_stride + corner.head * from.head_stride + corner.shift * from.shift_stride +
-                          (std::int64_t{corner.row} + row) * from.row_stride + column];
+          elements[e] =
+              static_cast<const std::uint16_t*>(from.begin)[corner.item * from.item_stride() + corner.head * from.head_stride +
+                                                            (std::int64_t{corner.row} + row) * from.row_stride + column];
         }
         const std::uint32_t address = to + static_cast<std::uint32_t>(row * kPanelRowBytes + chunk * 16);
         block_.begin_box_copy(role_, address ^ (address >> 7 & 7) << 4, elements);

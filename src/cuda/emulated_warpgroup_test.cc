@@ -172,7 +172,7 @@ TEST(EmulatedWarpgroup, MappedTilesAreTheSame) {
     world->wait();
     TileMaps maps;
     maps.maps[maps.count++] = {world->a.data() + 128, 128, 0, 0, 127, 1, 1, width};
-    copy_mapped_tile<64, 128>(world->machine, world->b_tile(), maps, 0, {0, 4, 0, 0, 0}, world->barrier());
+    copy_mapped_tile<64, 128>(world->machine, world->b_tile(), maps, 0, {0, 4, 0, 0}, world->barrier());
     EXPECT_NE(std::memcmp(world->a_tile(), world->b_tile(), 64 * 256), 0) << "nobody has waited";
     world->machine.arrive_threads(world->barrier());
     world->wait();
@@ -263,7 +263,7 @@ TEST(EmulatedWarpgroup, RulesOfBoxes) {
       prepare(world);
       TileMaps maps;
       maps.maps[maps.count++] = {world.a.data(), 128, 0, 0, 127, 1, 1, 128};
-      copy_mapped_tile<64, 128>(world.machine, world.a_tile(), maps, 0, {0, 4, 0, 0, 0}, world.barrier());
+      copy_mapped_tile<64, 128>(world.machine, world.a_tile(), maps, 0, {0, 4, 0, 0}, world.barrier());
     });
   };
   EXPECT_THAT(overwrites([](World& w) { w.machine.fence_async(), w.machine.sync(); }), ::testing::IsEmpty());

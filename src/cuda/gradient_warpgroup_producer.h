@@ -108,7 +108,7 @@ class GradientWarpgroupProducer {
   RINGSPAN_DEVICE void copy(unsigned char* to, const Work& work, const Walk& walk, int tile, const TilePlace& place,
                             std::uint32_t barrier, RowsOf&& rows_of) {
     copy_tile_from<P::kCols, P::kDim, Element>(m_, to, walk.first(tile), walk.valid(tile), arguments_.maps, place, walk.head,
-                                               work.batch, barrier, rows_of);
+                                               barrier, rows_of);
   }
 
   // Returns whether there is a row with lse = -inf; rows beyond the last one have that too, and the tile is not full anyway.
@@ -131,12 +131,12 @@ class GradientWarpgroupProducer {
   // Tiles [begin, end), which all rows see whole and which have maps: in a loop of few instructions, since nobody multiplies
   // faster than tiles come. One thread asks for the tiles, another warp has lse and delta of the next tile on their way.
   RINGSPAN_DEVICE void copy_whole_columns(const Work& work, const Walk& walk, int begin, int end, bool reserves) {
-    const int batch = M::uniform(work.batch);
     const int first_map = M::uniform(work.first.map), first_row = M::uniform(work.first.row);
     const int second_map = M::uniform(work.second.map), second_row = M::uniform(work.second.row);
-    const int first_shift = M::uniform(work.first.shift), second_shift = M::uniform(work.second.shift);
+    const int first_item = M::uniform(work.first.item), second_item = M::uniform(work.second.item);
     RowsView<const float> lse{}, delta{};
     if constexpr (!kOwnsQueries) {
+      const int batch = M::uniform(work.batch);
       lse = view_of<const float>(work.task.lse, batch, walk.head);
       delta = view_of<const float>(work.task.delta, batch, walk.head);
       load_statistics(lse, delta, walk.first(begin));
@@ -150,9 +150,9 @@ class GradientWarpgroupProducer {
       column_ring_.acquire(m_);
       m_.note(Phase::copy);
       copy_mapped_tile<P::kCols, P::kDim>(m_, tiles_.y1(buffer), arguments_.maps, first_map,
-                                          {0, first_row + row, walk.head, batch, first_shift}, column_ring_.full());
+                                          {0, first_row + row, walk.head, first_item}, column_ring_.full());
       copy_mapped_tile<P::kCols, P::kDim>(m_, tiles_.y2(buffer), arguments_.maps, second_map,
-                                          {0, second_row + row, walk.head, batch, second_shift}, column_ring_.full());
+                                          {0, second_row + row, walk.head, second_item}, column_ring_.full());
       if constexpr (kOwnsQueries) {
         m_.each([&](int thread) {
           if (thread == 0) *tiles_.flags(buffer) = 0;

@@ -103,7 +103,8 @@ bool continues(const TileMap& map, const TileMap& later) {
   }
   const std::int64_t distance = elements_between(map, later);
   if (map.shifts > 1) return distance == map.shifts * map.shift_stride;
-  return is_stride(distance) && distance % map.row_stride != 0;
+  const bool fits = std::max(map.batches, later.batches) == 1 || (distance != 0 && map.batch_stride % distance == 0);
+  return is_stride(distance) && distance % map.row_stride != 0 && fits;
 }
 
 // Where there is no room for all: views that are alike, and of which each begins as far behind the one before, have one map, as
@@ -135,6 +136,7 @@ std::vector<Entry> with_shifts(std::vector<Entry> runs) {
     map.rows = std::max(map.rows, run.map.rows);
     map.heads = std::max(map.heads, run.map.heads);
     map.batches = std::max(map.batches, run.map.batches);
+    if (map.batches > 1) map.item_step = static_cast<int>(map.batch_stride / map.shift_stride);
     entry.place = std::min(entry.place, run.place);
   }
   return result;

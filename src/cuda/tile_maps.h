@@ -20,8 +20,14 @@ struct TileMap {
   std::int64_t rows = 0, heads = 0, batches = 0;
   int width = 0;
   bool dense = true;  // all of its rows, heads and batch items are some operand's: what lies behind an operand may be read
-  int shifts = 1;     // how many such views there are, each shift_stride elements behind the one before
+  // How many such views there are, each shift_stride elements behind the one before: a batch item is so many steps of that.
+  int shifts = 1;
   std::int64_t shift_stride = 0;
+  int item_step = 1;
+
+  // The fourth dimension: batch items, and views of each.
+  RINGSPAN_DEVICE std::int64_t items() const { return (batches - 1) * item_step + shifts; }
+  RINGSPAN_DEVICE std::int64_t item_stride() const { return shifts > 1 ? shift_stride : batch_stride; }
 };
 
 struct TileMaps {
@@ -36,18 +42,18 @@ struct TilePlace {
   int map = -1;        // none
   int row = 0;         // of the operand's first one
   bool dense = false;  // what lies behind the operand may be read
-  int shift = 0;
+  int item = 0;        // the batch item of the operand's view
 };
 
-// Of an operand whose rows, heads and batch items up to these counts are going to be asked for: beyond the ends of its map the
+// Of an operand's batch item, whose rows and heads up to these counts are going to be asked for: beyond the ends of its map the
 // hardware would deliver zeros.
 template <typename Operand>
 RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operand, int width, std::int64_t rows, int heads,
-                                     int batches) {
+                                     int batch) {
   for (int index = 0; index < maps.count; ++index) {
     const TileMap& map = maps.maps[index];
     if (map.row_stride != operand.row_stride || map.head_stride != operand.head_stride ||
-        map.batch_stride != operand.batch_stride || map.width != width || heads > map.heads || batches > map.batches) {
+        map.batch_stride != operand.batch_stride || map.width != width || heads > map.heads || batch >= map.batches) {
       continue;
     }
     std::int64_t distance = static_cast<const char*>(operand.data) - static_cast<const char*>(map.begin);
@@ -56,7 +62,7 @@ RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operan
       // In units of 16 bytes, of which both are multiples: a GPU divides numbers of 32 bits much faster.
       const std::int64_t row = (distance / 16) / (map.row_stride / 8);
       if (row * map.row_stride * 2 == distance && row + rows <= map.rows)
-        return {index, static_cast<int>(row), map.dense, shift};
+        return {index, static_cast<int>(row), map.dense, batch * map.item_step + shift};
     }
   }
   return {};

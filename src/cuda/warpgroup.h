@@ -72,7 +72,7 @@ RINGSPAN_DEVICE constexpr int chunk_offset(int row, int chunk) {
 
 // Where a box begins in a tile map (tile_maps.h).
 struct BoxCorner {
-  int column, row, head, batch, shift;
+  int column, row, head, item;
 };
 
 // The matrix descriptor of wgmma ("Matrix Descriptor Format"): addresses and offsets without their last four bits, of 18.

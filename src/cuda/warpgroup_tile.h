@@ -41,12 +41,12 @@ RINGSPAN_DEVICE void copy_mapped_tile(M& m, unsigned char* tile, const TileMaps&
 }
 
 // `valid` rows of an operand from `first` on: by the hardware where the tile has a place in a map and is whole or may be filled
-// up, else by all threads. (head, batch): of the map; rows_of(): the operand's TileRows, for threads.
+// up, else by all threads. head: of the map; rows_of(): the operand's TileRows, for threads.
 template <int kRows, int kDim, typename Element, typename M, typename RowsOf>
 RINGSPAN_DEVICE void copy_tile_from(M& m, unsigned char* tile, int first, int valid, const TileMaps& maps,
-                                    const TilePlace& place, int head, int batch, std::uint32_t barrier, RowsOf&& rows_of) {
+                                    const TilePlace& place, int head, std::uint32_t barrier, RowsOf&& rows_of) {
   if (place.map >= 0 && (valid == kRows || place.dense)) {
-    copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, {0, place.row + first, head, batch, place.shift}, barrier);
+    copy_mapped_tile<kRows, kDim>(m, tile, maps, place.map, {0, place.row + first, head, place.item}, barrier);
   } else {
     copy_swizzled<kRows, kDim, Element>(m, tile, rows_of());
   }

@@ -223,7 +223,7 @@ class WorkList {
   RINGSPAN_DEVICE TilePlace place_of(const Operand& operand, int width, const Task& task, std::int64_t count,
                                      const kernels::IndexRange& heads) const {
     const std::int64_t end = kOwnsQueries ? kv_head(task, heads.begin) + 1 : heads.end;
-    return find_place(arguments_.maps, operand, width, count, static_cast<int>(end), batch_ + 1);
+    return find_place(arguments_.maps, operand, width, count, static_cast<int>(end), batch_);
   }
 
   RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task) const {

@@ -62,6 +62,7 @@ void expect_overlapping_branches(const char* kernel) {
     Case test = make_case(pattern, Strategy::exchange, ranks, tokens);
     Problem& p = test.problem;
     p.heads = heads, p.kv_heads = kv_heads;
+    p.batch = heads == 4 ? 2 : 1;
     p.dtype = DType::bfloat16;
     p.head_dim = p.head_dim_v = 24;
     p.sinks = heads == 4, p.alibi = heads == 3, p.dropout = ranks == 2 ? 0.1F : 0.0F;

@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(P::kThreads)
   m.wait(barrier, 0);
   m.fence_async();
   m.sync();
-  copy_mapped_tile<P::kCols, P::kDim>(m, mapped, maps, 0, {0, 0, 0, 0, 0}, barrier);
+  copy_mapped_tile<P::kCols, P::kDim>(m, mapped, maps, 0, {0, 0, 0, 0}, barrier);
   m.arrive_threads(barrier);
   m.wait(barrier, 1);
   dump(m, others, data.copied, P::kColTileBytes);
