@@ -174,9 +174,10 @@ Program PassBuilder::finish() {
   Program& program = builder_.assemble();
   const PlanOptions& options = setting_.options;
   const bool on_device = writes_gradients(options);
-  if (on_device && options.partials != Partials::storage) split_tasks(&program, problem().group());  // else a call per task
-  if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), options), on_device);
-  if (backward_ && on_device) settle_gradients(&program, problem().group());
+  const bool groups_tasks = on_device && options.partials != Partials::storage;  // else each is a call of a library
+  if (groups_tasks) split_tasks(&program, problem().group());
+  if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), options), groups_tasks);
+  if (backward_ && on_device) settle_gradients(&program, problem().group(), groups_tasks);
   if (!program.attend_items.empty() && setting_.options.device == DeviceKind::cpu) {
     const std::int64_t bytes = kernel_scratch_bytes(problem(), setting_.options, backward_ ? Pass::backward : Pass::forward);
     builder_.set_scratch(builder_.region("kernel scratch", Component::scratch, bytes));

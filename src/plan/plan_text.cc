@@ -125,20 +125,33 @@ void append_sizes(std::string& out, const PlanData& data) {
 std::string launches(const Program& program, const std::vector<Launch>& list) {
   std::array<std::int64_t, internal::kLaunchKinds> counts{};
   std::array<std::int64_t, internal::kLaunchKinds> items{};
-  Int128 pairs = 0;
+  // Tasks of backward may be for dq only, or for dk and dv only: the same pairs twice.
+  std::int64_t dq_tasks = 0, dk_dv_tasks = 0;
+  Int128 pairs = 0, pairs_of_keys = 0;
   for (const Launch& launch : list) {
     ++counts[static_cast<std::size_t>(launch.kind)];
     items[static_cast<std::size_t>(launch.kind)] += launch.count;
     if (!internal::is_attention(launch.kind)) continue;
     for (std::int64_t i = launch.first; i < launch.first + launch.count; ++i) {
-      pairs += pair_count(program.attend_items[static_cast<std::size_t>(i)].slice);
+      const internal::AttendItem& item = program.attend_items[static_cast<std::size_t>(i)];
+      const Int128 own = pair_count(item.slice);
+      const bool backward = launch.kind == internal::LaunchKind::attend_backward;
+      const bool without_dq = backward && item.operands[internal::kDq].view < 0;
+      const bool without_keys = backward && item.operands[internal::kDk].view < 0;
+      dq_tasks += without_keys ? 1 : 0;
+      dk_dv_tasks += without_dq ? 1 : 0;
+      pairs += without_dq ? 0 : own;
+      pairs_of_keys += without_keys ? 0 : own;
     }
   }
+  pairs = std::max(pairs, pairs_of_keys);
   std::string text;
   for (std::size_t kind = 0; kind < counts.size(); ++kind) {
     if (counts[kind] == 0) continue;
-    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", internal::to_string(static_cast<internal::LaunchKind>(kind)),
-                        items[kind]);
+    const auto of_kind = static_cast<internal::LaunchKind>(kind);
+    text += fmt::format("{}{} {}", text.empty() ? "" : ", ", internal::to_string(of_kind), items[kind]);
+    if (of_kind == internal::LaunchKind::attend_backward && dq_tasks + dk_dv_tasks > 0)
+      text += fmt::format(" ({} for dq, {} for dk and dv)", dq_tasks, dk_dv_tasks);
   }
   if (pairs > 0) text += fmt::format(" ({} pairs)", ringspan::to_string(pairs));
   return text;

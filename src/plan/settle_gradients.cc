@@ -19,7 +19,8 @@ constexpr int kSums = 0, kGradient = 1;  // operands of the copy from sums to th
 
 class GradientSettler {
  public:
-  GradientSettler(Program& program, int group) : program_(program), group_(group) {}
+  GradientSettler(Program& program, int group, bool groups_tasks)
+      : program_(program), group_(group), groups_tasks_(groups_tasks) {}
 
   void run() {
     settle({kDq}, &AttendItem::writes_dq);
@@ -71,8 +72,8 @@ class GradientSettler {
         if (!all) return;
         std::vector<std::int32_t> views;
         for (const int operand : operands) views.push_back(item.operands[operand].view);
-        const auto [place, is_new] =
-            known[views].try_emplace({launch.first, strip->plane, strip->row, strip->step, strip->count}, groups[views].size());
+        const auto [place, is_new] = known[views].try_emplace(
+            {groups_tasks_ ? launch.first : index, strip->plane, strip->row, strip->step, strip->count}, groups[views].size());
         if (is_new) groups[views].push_back({*strip, {}});
         groups[views][place->second].items.push_back(&item);
       }
@@ -210,10 +211,11 @@ class GradientSettler {
 
   Program& program_;
   int group_;
+  bool groups_tasks_;
 };
 
 }  // namespace
 
-void settle_gradients(Program* program, int group) { GradientSettler(*program, group).run(); }
+void settle_gradients(Program* program, int group, bool groups_tasks) { GradientSettler(*program, group, groups_tasks).run(); }
 
 }  // namespace ringspan::internal

@@ -10,6 +10,7 @@
 
 namespace ringspan::internal {
 
-void settle_gradients(Program* program, int group);
+// group: query heads per kv head. groups_tasks: as in settle.h.
+void settle_gradients(Program* program, int group, bool groups_tasks);
 
 }  // namespace ringspan::internal
