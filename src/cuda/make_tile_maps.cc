@@ -102,9 +102,10 @@ bool continues(const TileMap& map, const TileMap& later) {
     return false;
   }
   const std::int64_t distance = elements_between(map, later);
-  if (map.shifts > 1) return distance == map.shifts * map.shift_stride;
-  const bool fits = std::max(map.batches, later.batches) == 1 || (distance != 0 && map.batch_stride % distance == 0);
-  return is_stride(distance) && distance % map.row_stride != 0 && fits;
+  const std::int64_t stride = map.shifts > 1 ? map.shift_stride : distance;
+  if (!is_stride(stride) || stride % map.row_stride == 0 || distance != map.shifts * stride) return false;
+  if (std::max(map.batches, later.batches) == 1) return true;
+  return map.batch_stride % stride == 0 && map.batch_stride / stride < kMostRows / std::max(map.batches, later.batches);
 }
 
 // Where there is no room for all: views that are alike, and of which each begins as far behind the one before, have one map, as

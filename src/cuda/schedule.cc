@@ -75,8 +75,8 @@ const float* state_of(const AttendTask& task, const Cell& cell) {
 
 using View = std::tuple<const void*, std::int64_t, std::int64_t, std::int64_t>;
 template <typename Rows>
-View view_of(const Rows& rows) {
-  return {rows.data, rows.batch_stride, rows.row_stride, rows.head_stride};
+View view_of(const Rows& rows, std::int64_t count) {  // of one row the stride is free
+  return {rows.data, rows.batch_stride, count > 1 ? rows.row_stride : 0, rows.head_stride};
 }
 
 // What must agree within a group: the rows, and the memory they are in.
@@ -84,15 +84,17 @@ auto key_of(const AttendTask& task, Owner owner, int group) {
   const Arithmetic rows = rows_of(task, owner);
   const Arithmetic heads = heads_of(task, owner, group);
   const bool keys = owner == Owner::key_gradients;
-  return std::make_tuple(task.batch_first, task.batch_count, heads.first, heads.step, heads.count, rows.first, rows.step,
-                         rows.count, keys ? task.kv_head_first : 0, keys ? task.kv_head_step : 0,
-                         owner == Owner::state             ? view_of(task.acc)
-                         : owner == Owner::query_gradients ? view_of(task.dq)
-                                                           : view_of(task.dk),
-                         owner == Owner::state ? view_of(task.m)
-                         : keys                ? view_of(task.dv)
+  const auto view = [&](const auto& operand) { return view_of(operand, rows.count); };
+  return std::make_tuple(task.batch_first, task.batch_count, heads.first, heads.step, heads.count, rows.first,
+                         rows.count > 1 ? rows.step : 1, rows.count, keys ? task.kv_head_first : 0,
+                         keys ? task.kv_head_step : 0,
+                         owner == Owner::state             ? view(task.acc)
+                         : owner == Owner::query_gradients ? view(task.dq)
+                                                           : view(task.dk),
+                         owner == Owner::state ? view(task.m)
+                         : keys                ? view(task.dv)
                                                : View{},
-                         owner == Owner::state ? view_of(task.o) : View{});
+                         owner == Owner::state ? view(task.o) : View{});
 }
 
 bool has_work(const AttendTask& task) {
@@ -126,6 +128,7 @@ struct Members {
   AttendTask head;  // the first of them
   std::vector<std::int64_t> tasks;
   bool finish = false;  // they leave results
+  bool writes = false;  // gradients, which no other group touches
   std::int64_t place() const { return finish ? tasks.back() : tasks.front(); }
 };
 
@@ -139,13 +142,17 @@ std::vector<Members> members_of(std::span<const AttendTask> tasks, Owner owner, 
     Members& members = groups[place->second];
     members.tasks.push_back(static_cast<std::int64_t>(index));
     members.finish = owner == Owner::state && tasks[index].o.data != nullptr;
+    members.writes = (owner == Owner::query_gradients && tasks[index].writes_dq) ||
+                     (owner == Owner::key_gradients && tasks[index].writes_dk_dv);
   }
   std::sort(groups.begin(), groups.end(), [](const Members& a, const Members& b) { return a.place() < b.place(); });
   return groups;
 }
 
-// States of the same rows may be several (one per branch); those that one of them has finished nobody touches later.
+// States of the same rows may be several (one per branch); those that one of them has finished nobody touches later. Gradients
+// that a group writes nobody else touches.
 void check_order(const Members& a, const Members& b, const Cell& shared) {
+  RINGSPAN_CHECK(!a.writes && !b.writes);
   if (!(a.finish || b.finish) || state_of(a.head, shared) != state_of(b.head, shared)) return;
   const Members& later = a.tasks.back() > b.tasks.back() ? a : b;
   const Members& earlier = &later == &a ? b : a;

@@ -29,6 +29,12 @@ std::size_t hash_of(const internal::Bindings& bindings) {
   mix(hash, bindings.saved);
   return hash;
 }
+// A pass has many launches over the same tensors.
+void mix(std::size_t& hash, const AttendLists::Key& key) {
+  mix(hash, key.launch);
+  hash += static_cast<std::size_t>(key.owner);
+}
+void mix(std::size_t& hash, const RowLists::Key& key) { hash += static_cast<std::size_t>(key.op); }
 std::size_t hash_of(std::span<const kernels::RowTask> tasks) {
   std::size_t hash = tasks.size();
   for (const kernels::RowTask& task : tasks) {
@@ -153,7 +159,8 @@ std::tuple<const typename Lists::element_type*...> TaskLists::send(const Lists&.
 template <typename Lists, typename Given, typename Make>
 const Lists& TaskLists::find(Kept<Lists>& kept, const typename Lists::Key& key, const Given& given, Make&& make) {
   if (in_capture()) return kept.latest = make();
-  const std::size_t hash = hash_of(given);
+  std::size_t hash = hash_of(given);
+  mix(hash, key);
   const auto [first, last] = kept.entries.equal_range(hash);
   for (auto found = first; found != last; ++found) {
     const Entry<Lists>& entry = found->second;

@@ -20,8 +20,9 @@
 //     p = min(1, e^(s - lse));  dp = c drop (do_i . v_j);  ds = p (dp - delta) ds/d(scale q k)
 //     dv_j += c drop p do_i;  dq_i += scale ds k_j;  dk_j += scale ds q_i          float32 accumulators
 // A task may be for dq only, or for dk and dv only: what it is not for is null, in all tasks of a call alike.
-// With writes_dq (writes_dk_dv) no other task touches these rows: dq (dk and dv) are in the storage dtype, and are written
-// instead of added to, zeros where a row has no pair; only to kernels that say so. Rows with lse = -inf contribute nothing. (s
+// With writes_dq (writes_dk_dv) no task touches these rows but those of the call that write the same ones: dq (dk and dv) are
+// in the storage dtype, and are written instead of added to, zeros where a row has no pair; only to kernels that say so. Rows
+// with lse = -inf contribute nothing. (s
 // <= lse holds but for rounding, which at |s| = 1e8 would make e^(s - lse) e^8.)
 //
 // All the tasks of one call are computed as if one after the other: the bits depend on the list and on the tile sizes, never on

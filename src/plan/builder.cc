@@ -32,7 +32,7 @@ RowRef ref(const Loc& loc, const Box& box, const Progression& positions) {
   if (loc.view < 0) return {};
   const std::int64_t index = (positions.first - box.positions.first) / box.positions.stride;
   const std::int64_t step = positions.count > 1 ? positions.stride / box.positions.stride : 1;
-  return {loc.view, loc.row0 + index * loc.step, step * loc.step};
+  return {loc.view, loc.row0 + index * loc.step, positions.count > 1 ? step * loc.step : 1};
 }
 
 namespace {

@@ -12,7 +12,7 @@ namespace ringspan::internal {
 namespace {
 
 constexpr std::int64_t kMostSteps = 16;
-constexpr std::size_t kMostOwners = std::size_t{1} << 22;  // of all parts: planning must not take longer than what it saves
+constexpr std::size_t kMostOwners = std::size_t{1} << 18;  // of all parts: planning must not take longer than what it saves
 
 // Progressions that together are the remainders of `period`, with strides that divide it: long ones first.
 std::vector<Progression> progressions_of(std::set<std::int64_t> remainders, std::int64_t period) {

@@ -128,6 +128,10 @@ Plane make_plane(std::int64_t batch_first, std::int64_t batch_count, Progression
   return {batch_first, batch_count, heads};
 }
 
+Strip make_strip(const Plane& plane, const RowRef& rows, std::int64_t count) {
+  return {plane, rows.row, count > 1 ? rows.step : 1, count};
+}
+
 bool Strip::is_inside(const RowItem& rows, int operand) const {
   const RowRef& ref = rows.operands[operand];
   return row >= ref.row && row + (count - 1) * step < ref.row + rows.rows && plane.is_inside(rows);

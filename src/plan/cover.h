@@ -26,12 +26,15 @@ struct Plane {
 };
 Plane make_plane(std::int64_t batch_first, std::int64_t batch_count, Progression heads);
 
-// Rows row, row + step, ... of a view in one plane.
+// Rows row, row + step, ... of a view in one plane; the step of a single one is 1.
 struct Strip {
   Plane plane;
   std::int64_t row = 0, step = 1, count = 0;
   bool is_inside(const RowItem& rows, int operand) const;  // whose rows are neighbours in the operand's view
+  auto key() const { return std::tuple(plane, row, step, count); }
 };
+
+Strip make_strip(const Plane& plane, const RowRef& rows, std::int64_t count);
 
 // Of strips of one view, for each whether no strip after it has one of its rows. Nothing where that does not show at a glance:
 // too many planes, some that overlap, or rows in steps that come together too seldom.

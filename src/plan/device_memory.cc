@@ -10,14 +10,25 @@
 
 namespace ringspan::internal {
 
-// attend_backward sends its tasks up to three times, in lists of tasks, groups and counters, one of these per wave. A launch is
-// cut into waves of at least one task.
+// Lists of tasks, groups and counters, one of these per wave. A launch is cut into waves of at least one task.
 std::int64_t task_list_bytes(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) {
   const auto task_bytes = static_cast<std::int64_t>(sizeof(kernels::AttendTask) + sizeof(std::int32_t)) + kTaskGroupBytes;
   const auto row_bytes = static_cast<std::int64_t>(sizeof(kernels::RowTask) + sizeof(std::int64_t));
-  const std::int64_t waves = row_tasks + 3 * attend_tasks + launches;
-  return row_tasks * row_bytes + 3 * attend_tasks * task_bytes + 3 * waves * kTaskListAlignment;
+  const std::int64_t waves = row_tasks + attend_tasks + launches;
+  return row_tasks * row_bytes + attend_tasks * task_bytes + 3 * waves * kTaskListAlignment;
 }
+
+namespace {
+
+// How often the tasks of a launch are sent: for dq, and for dk and dv, which are apart in some kernels and, in a capture, sent
+// for each.
+std::int64_t sends_of(const Program& program, const Launch& launch) {
+  if (launch.kind != LaunchKind::attend_backward || launch.count == 0) return 1;
+  const AttendItem& item = program.attend_items[static_cast<std::size_t>(launch.first)];
+  return (item.operands[kDq].view >= 0 ? 1 : 0) + (item.operands[kDk].view >= 0 ? 2 : 0);
+}
+
+}  // namespace
 
 std::int64_t task_list_bytes(const PlanData& data) {
   std::int64_t most_rows = 0, most_attends = 0, most_launches = 0;
@@ -29,7 +40,9 @@ std::int64_t task_list_bytes(const PlanData& data) {
           ++launches;
           if (launch.kind == LaunchKind::sum_sinks) continue;  // sends no list
           const bool is_own = is_attention(launch.kind) && !is_fused(launch.kind);
-          (is_own ? attends : rows) += launch.count;  // a library's call may have lse copied
+          (is_own ? attends : rows) +=
+              launch.count * (is_own ? sends_of(*program, launch) : 1);  // a library's call may have lse copied
+          if (is_own) launches += sends_of(*program, launch) - 1;
         }
       }
     }

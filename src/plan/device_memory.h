@@ -16,7 +16,7 @@ inline constexpr std::int64_t kLeastTaskListBytes = 64 << 10;  // of a block: pa
 inline constexpr std::int64_t kTaskListAlignment = 16;         // of each list in a block: small copies arrive sooner
 inline constexpr std::int64_t kTaskGroupBytes = 48;            // of a group of attend tasks, see cuda/arguments.h
 
-// Of one block: for a pass of so many tasks, and as large as the lists of either pass of a plan.
+// Of one block: for a pass that sends so many tasks, and as large as the lists of either pass of a plan.
 std::int64_t task_list_bytes(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches);
 std::int64_t task_list_bytes(const PlanData& data);
 

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <limits>
 #include <map>
-#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -83,14 +82,14 @@ class Settler {
   // In the order in which the last task of each runs.
   std::vector<Last> groups_of(std::int32_t state, const std::vector<std::int64_t>& items) {
     std::vector<Last> groups;
-    std::map<std::tuple<std::int64_t, Plane, std::int64_t, std::int64_t, std::int64_t>, std::size_t> known;
+    std::map<std::pair<std::int64_t, decltype(Strip().key())>, std::size_t> known;
     for (std::size_t place = 0; place < items.size(); ++place) {
       const std::int64_t index = items[place];
       const Slice& slice = item(index).slice;
-      const RowRef& m = item(index).operands[kM];
-      const Strip strip{make_plane(slice.batch_first, slice.batch_count, slice.heads), m.row, m.step, slice.q.count};
+      const Plane plane = make_plane(slice.batch_first, slice.batch_count, slice.heads);
+      const Strip strip = make_strip(plane, item(index).operands[kM], slice.q.count);
       const std::int64_t together = groups_tasks_ ? launch_of_[static_cast<std::size_t>(index)] : index;
-      const auto [found, is_new] = known.try_emplace({together, strip.plane, m.row, m.step, slice.q.count}, groups.size());
+      const auto [found, is_new] = known.try_emplace({together, strip.key()}, groups.size());
       if (is_new) groups.push_back({strip, state, {}});
       Last& group = groups[found->second];
       group.items.push_back(index);

@@ -3,10 +3,10 @@
 #include <algorithm>
 #include <map>
 #include <optional>
-#include <tuple>
 #include <utility>
 #include <vector>
 
+#include "base/check.h"
 #include "plan/common_parts.h"
 #include "plan/cover.h"
 #include "plan/rewrite_rows.h"
@@ -59,7 +59,7 @@ class GradientSettler {
   }
 
   bool collect(const std::vector<int>& operands, std::map<std::vector<std::int32_t>, std::vector<Group>>& groups) {
-    using Rows = std::tuple<std::int64_t, Plane, std::int64_t, std::int64_t, std::int64_t>;
+    using Rows = std::pair<std::int64_t, decltype(Strip().key())>;
     std::map<std::vector<std::int32_t>, std::map<Rows, std::size_t>> known;
     bool all = true;
     for_launches(program_, [&](const Launch& launch) {
@@ -71,9 +71,14 @@ class GradientSettler {
         all = strip.has_value();
         if (!all) return;
         std::vector<std::int32_t> views;
-        for (const int operand : operands) views.push_back(item.operands[operand].view);
-        const auto [place, is_new] = known[views].try_emplace(
-            {groups_tasks_ ? launch.first : index, strip->plane, strip->row, strip->step, strip->count}, groups[views].size());
+        for (const int operand : operands) {
+          const RowRef& ref = item.operands[operand];
+          const RowRef& front = item.operands[operands.front()];
+          RINGSPAN_CHECK(ref.row == front.row && ref.step == front.step);  // dk and dv of a key are the same row
+          views.push_back(ref.view);
+        }
+        const auto [place, is_new] =
+            known[views].try_emplace({groups_tasks_ ? launch.first : index, strip->key()}, groups[views].size());
         if (is_new) groups[views].push_back({*strip, {}});
         groups[views][place->second].items.push_back(&item);
       }
@@ -165,7 +170,7 @@ class GradientSettler {
           if (in_arena ? casts : fills) sums.rows.push_back(item);
           if (fills && in_arena) sums.fills.push_back(item);
           if (adds)
-            sums.others.push_back({make_plane(item.batch_first, item.batch_count, item.heads), ref.row, ref.step, item.rows});
+            sums.others.push_back(make_strip(make_plane(item.batch_first, item.batch_count, item.heads), ref, item.rows));
         }
       }
     });
@@ -176,11 +181,10 @@ class GradientSettler {
   std::optional<Strip> strip_of(const AttendItem& item, int operand) const {
     const Slice& slice = item.slice;
     const RowRef& ref = item.operands[operand];
-    if (operand == kDq)
-      return Strip{make_plane(slice.batch_first, slice.batch_count, slice.heads), ref.row, ref.step, slice.q.count};
+    if (operand == kDq) return make_strip(make_plane(slice.batch_first, slice.batch_count, slice.heads), ref, slice.q.count);
     const auto heads = written_kv_heads(slice.heads, group_);
     if (!heads) return std::nullopt;
-    return Strip{make_plane(slice.batch_first, slice.batch_count, *heads), ref.row, ref.step, slice.k.count};
+    return make_strip(make_plane(slice.batch_first, slice.batch_count, *heads), ref, slice.k.count);
   }
 
   // Rows that tasks write are neither filled nor copied. Where that is all of them the sums go, and the caller's rows that no

@@ -29,17 +29,25 @@ class Splitter {
   std::optional<std::vector<AttendItem>> cut(const Launch& launch, int operand, Side side) const {
     const std::span<const AttendItem> tasks{&program_.attend_items[static_cast<std::size_t>(launch.first)],
                                             static_cast<std::size_t>(launch.count)};
+    if (tasks.size() > kMostTasks) return std::nullopt;
+    std::vector<Cut> cuts;
     std::map<std::int32_t, std::vector<std::size_t>> by_view;
-    for (std::size_t i = 0; i < tasks.size(); ++i) by_view[tasks[i].operands[operand].view].push_back(i);
-    std::vector<std::vector<AttendItem>> pieces(tasks.size());
-    std::size_t count = 0;
-    for (const auto& [view, members] : by_view) {
-      if (view < 0 || !cut_together(tasks, members, operand, side, pieces, count)) return std::nullopt;
+    for (const AttendItem& task : tasks) {
+      const auto whole = own(task, operand, side);
+      if (!whole) return std::nullopt;
+      by_view[task.operands[operand].view].push_back(cuts.size());
+      cuts.push_back({*whole, {}});
     }
-    if (count == tasks.size() || !pays(tasks, pieces, side)) return std::nullopt;
+    std::size_t parts = 0;
+    for (const auto& [view, members] : by_view) {
+      if (!cut_together(members, cuts, parts)) return std::nullopt;
+    }
+    if (parts == tasks.size() || !pays(tasks, cuts, side)) return std::nullopt;
     std::vector<AttendItem> result;
-    result.reserve(count);
-    for (const std::vector<AttendItem>& of_task : pieces) result.insert(result.end(), of_task.begin(), of_task.end());
+    result.reserve(parts);
+    for (std::size_t i = 0; i < tasks.size(); ++i) {
+      for (const Own& part : cuts[i].parts) add_pieces(tasks[i], cuts[i].whole, part, side, result);
+    }
     return result;
   }
 
@@ -48,100 +56,99 @@ class Splitter {
   struct Own {
     Progression batches, heads, rows;
   };
+  struct Cut {
+    Own whole;
+    std::vector<Own> parts;
+  };
 
   std::optional<Own> own(const AttendItem& task, int operand, Side side) const {
     const Slice& s = task.slice;
     const RowRef& ref = task.operands[operand];
     const auto heads = side == Side::queries ? std::optional(s.heads) : written_kv_heads(s.heads, group_);
-    if (!heads || ref.step < 1) return std::nullopt;
+    if (!heads || ref.view < 0 || ref.step < 1) return std::nullopt;
     return Own{{s.batch_first, 1, s.batch_count}, *heads, {ref.row, ref.step, side == Side::queries ? s.q.count : s.k.count}};
   }
 
-  // The tasks over rows of one view.
-  bool cut_together(std::span<const AttendItem> tasks, std::span<const std::size_t> members, int operand, Side side,
-                    std::vector<std::vector<AttendItem>>& pieces, std::size_t& count) const {
-    std::vector<Own> owned;
+  // Of the tasks over rows of one view. parts: of all so far; false: these are too many, or cannot be told.
+  static bool cut_together(std::span<const std::size_t> members, std::vector<Cut>& cuts, std::size_t& parts) {
     std::vector<Progression> batches, heads;
-    for (const std::size_t index : members) {
-      const auto found = own(tasks[index], operand, side);
-      if (!found) return false;
-      owned.push_back(*found);
-      batches.push_back(found->batches);
-      heads.push_back(found->heads);
+    for (const std::size_t i : members) {
+      batches.push_back(cuts[i].whole.batches);
+      heads.push_back(cuts[i].whole.heads);
     }
     const auto batch_parts = common_parts(batches);
     const auto head_parts = common_parts(heads);
     if (!batch_parts || !head_parts) return false;
-    std::map<std::pair<std::int64_t, std::int64_t>, std::vector<std::size_t>> planes;  // by first batch item and head
-    for (std::size_t i = 0; i < owned.size(); ++i) {
+    struct Sharer {
+      std::size_t task;
+      Progression batches, heads;
+    };
+    std::map<std::pair<std::int64_t, std::int64_t>, std::vector<Sharer>> planes;  // by first batch item and head
+    for (std::size_t i = 0; i < members.size(); ++i) {
       for (const Progression& batch : (*batch_parts)[i]) {
-        for (const Progression& head : (*head_parts)[i]) planes[{batch.first, head.first}].push_back(i);
+        for (const Progression& head : (*head_parts)[i]) planes[{batch.first, head.first}].push_back({members[i], batch, head});
       }
     }
     for (const auto& [plane, sharers] : planes) {
       std::vector<Progression> rows;
-      for (const std::size_t i : sharers) rows.push_back(owned[i].rows);
+      for (const Sharer& sharer : sharers) rows.push_back(cuts[sharer.task].whole.rows);
       const auto row_parts = common_parts(rows);
       if (!row_parts) return false;
-      for (std::size_t place = 0; place < sharers.size(); ++place) {
-        const std::size_t i = sharers[place];
-        const auto part_at = [](const std::vector<Progression>& parts, std::int64_t first) {
-          return *std::find_if(parts.begin(), parts.end(), [&](const Progression& p) { return p.first == first; });
-        };
-        const Progression batch = part_at((*batch_parts)[i], plane.first);
-        const Progression head = part_at((*head_parts)[i], plane.second);
-        for (const Progression& part : (*row_parts)[place]) {
-          for (AttendItem& piece : restricted(tasks[members[i]], owned[i], {batch, head, part}, side)) {
-            if (is_empty(piece.slice)) continue;
-            pieces[members[i]].push_back(std::move(piece));
-            if (++count > kMostTasks) return false;
-          }
+      for (std::size_t i = 0; i < sharers.size(); ++i) {
+        parts += (*row_parts)[i].size();
+        if (parts > kMostTasks) return false;
+        for (const Progression& part : (*row_parts)[i]) {
+          cuts[sharers[i].task].parts.push_back({sharers[i].batches, sharers[i].heads, part});
         }
       }
     }
     return true;
   }
 
-  // One task, or one for each progression of its query heads.
-  std::vector<AttendItem> restricted(const AttendItem& task, const Own& whole, const Own& part, Side side) const {
+  // A task for each progression of query heads of the part, but for those without a pair. The stride of a single row is 1.
+  void add_pieces(const AttendItem& task, const Own& whole, const Own& part, Side side, std::vector<AttendItem>& pieces) const {
     AttendItem piece = task;
     Slice& s = piece.slice;
     s.batch_first = part.batches.first, s.batch_count = part.batches.count;
     const std::int64_t skipped = (part.rows.first - whole.rows.first) / whole.rows.stride;
-    const std::int64_t step = part.rows.count > 1 ? part.rows.stride / whole.rows.stride : 1;
+    const bool single = part.rows.count == 1;
+    const std::int64_t step = single ? 1 : part.rows.stride / whole.rows.stride;
     Progression& positions = side == Side::queries ? s.q : s.k;
-    positions = {positions.at(skipped), positions.stride * step, part.rows.count};
+    positions = {positions.at(skipped), single ? 1 : positions.stride * step, part.rows.count};
     for (int operand = 0; operand < kAllOperands; ++operand) {
       const bool is_key = operand == kK || operand == kV || operand == kDk || operand == kDv;
       RowRef& ref = piece.operands[operand];
       if (is_key != (side == Side::keys) || ref.view < 0) continue;
       ref.row += skipped * ref.step;
-      ref.step *= step;
+      ref.step = single ? 1 : ref.step * step;
     }
     std::vector<Progression> heads{part.heads};
     if (side == Side::keys)
       heads = part.heads == whole.heads ? std::vector{s.heads} : query_heads_of(s.heads, part.heads, group_);
-    std::vector<AttendItem> pieces(heads.size(), piece);
-    for (std::size_t i = 0; i < heads.size(); ++i) pieces[i].slice.heads = heads[i];
-    return pieces;
+    for (const Progression& own_heads : heads) {
+      piece.slice.heads = own_heads;
+      if (!is_empty(piece.slice)) pieces.push_back(piece);
+    }
   }
 
-  // What blocks compute, of which each has rows of one piece only, and for each task over a row what its state costs, which
+  // What blocks compute, of which each has rows of one part only, and for each task over a row what its state costs, which
   // cutting saves.
-  bool pays(std::span<const AttendItem> tasks, std::span<const std::vector<AttendItem>> pieces, Side side) const {
-    const auto cost = [&](const AttendItem& task, double pairs_per_row) {
-      const std::int64_t rows = side == Side::queries ? task.slice.q.count : task.slice.k.count;
-      const std::int64_t blocks = (rows + kBlockRows - 1) / kBlockRows;
-      return static_cast<double>(blocks * kBlockRows * task.slice.batch_count * task.slice.heads.count) *
-             (pairs_per_row + kPairsOfTask);
-    };
+  static bool pays(std::span<const AttendItem> tasks, std::span<const Cut> cuts, Side side) {
     double whole = 0.0, cut = 0.0;
     for (std::size_t i = 0; i < tasks.size(); ++i) {
       const Slice& s = tasks[i].slice;
-      const auto rows = static_cast<double>(s.batch_count * s.heads.count * (side == Side::queries ? s.q.count : s.k.count));
-      const double pairs_per_row = static_cast<double>(pair_count(s)) / rows;
-      whole += cost(tasks[i], pairs_per_row) + kPairsOfState * rows;
-      for (const AttendItem& piece : pieces[i]) cut += cost(piece, pairs_per_row);
+      const auto heads = static_cast<double>(s.heads.count) / static_cast<double>(cuts[i].whole.heads.count);  // per own head
+      const auto rows_of = [&](const Own& own, std::int64_t rows) {
+        return static_cast<double>(own.batches.count * own.heads.count * rows) * heads;
+      };
+      const std::int64_t count = side == Side::queries ? s.q.count : s.k.count;
+      const double pairs_per_row = static_cast<double>(pair_count(s)) / rows_of(cuts[i].whole, count);
+      const auto cost = [&](const Own& own) {
+        const std::int64_t blocks = (own.rows.count + kBlockRows - 1) / kBlockRows;
+        return rows_of(own, blocks * kBlockRows) * (pairs_per_row + kPairsOfTask);
+      };
+      whole += cost(cuts[i].whole) + kPairsOfState * rows_of(cuts[i].whole, count);
+      for (const Own& part : cuts[i].parts) cut += cost(part);
     }
     return cut <= whole;
   }
@@ -181,7 +188,8 @@ void split_tasks(Program* program, int group) {
     if (launch.kind == LaunchKind::attend_backward && launch.count > 1) {
       auto queries = splitter.cut(launch, kDq, Side::queries);
       auto keys = splitter.cut(launch, kDk, Side::keys);
-      if (queries || keys) {
+      const bool has_both = first->operands[kDq].view >= 0 && first->operands[kDk].view >= 0;
+      if (has_both && (queries || keys)) {
         put(without(queries ? std::move(*queries) : as_it_is(), {kDk, kDv}), launch, kept, result);
         return put(without(keys ? std::move(*keys) : as_it_is(), {kDq}), launch, kept, result);
       }

@@ -8,7 +8,8 @@
 // Left as it is: a launch whose tasks have nothing to cut, where cutting makes blocks emptier than it saves, or too many tasks,
 // or where rows or heads lie in steps that come together too seldom.
 //
-// Pure: the pairs of each launch, or of each of the two, stay the same. Cost: O(tasks log tasks) of those that come out.
+// Pure: the pairs of each launch, or of each of the two, stay the same. Cost: O(parts log parts), some 2^18 at most, also where
+// nothing comes of them.
 #pragma once
 
 #include "plan/plan_data.h"

@@ -54,15 +54,21 @@ void expect_overlapping_branches(const char* kernel) {
     const char* pattern;
     std::int64_t tokens;
     int heads, kv_heads, ranks;
+    const char* sharding = "contiguous";
   };
-  for (const auto& [pattern, tokens, heads, kv_heads, ranks] : {Shape{"dilated:512x1,1024x2", 1024, 2, 2, 1},
-                                                                {"dilated:512x1,1024x4", 1024, 4, 2, 1},
-                                                                {"dilated:512x1,1024x2", 1024, 2, 1, 2},
-                                                                {"dilated:384x1,1152x3 & causal", 1152, 3, 3, 1}}) {
+  for (const auto& [pattern, tokens, heads, kv_heads, ranks, sharding] :
+       {Shape{"dilated:512x1,1024x2", 1024, 2, 2, 1},
+        {"dilated:512x1,1024x4", 1024, 4, 2, 1},
+        {"dilated:512x1,1024x2", 1024, 2, 1, 2},
+        {"dilated:384x1,1152x3 & causal", 1152, 3, 3, 1},
+        // rows in steps, of which some are left alone
+        {"dilated:512x2,1024x2", 1537, 1, 1, 2, "striped"},
+        {"dilated:512x1,1024x1 & causal", 1537, 1, 1, 2, "striped"}}) {
     Case test = make_case(pattern, Strategy::exchange, ranks, tokens);
     Problem& p = test.problem;
     p.heads = heads, p.kv_heads = kv_heads;
     p.batch = heads == 4 ? 2 : 1;
+    p.sharding_q = p.sharding_k = Sharding::parse(sharding);
     p.dtype = DType::bfloat16;
     p.head_dim = p.head_dim_v = 24;
     p.sinks = heads == 4, p.alibi = heads == 3, p.dropout = ranks == 2 ? 0.1F : 0.0F;

@@ -42,7 +42,7 @@ void run_on_gpu(const kernels::AttendParams& params, std::span<const kernels::At
   if (tasks.size() > reserved || reserved == 0) {
     reserved = tasks.size() + 64;
     gpu().wait(gpu().record(), [] {});
-    gpu().reserve(internal::task_list_bytes(1, static_cast<std::int64_t>(reserved), 64));
+    gpu().reserve(internal::task_list_bytes(1, 3 * static_cast<std::int64_t>(reserved), 64));
   }
   gpu().name_kernels(kWarpgroups ? "wgmma" : "mma", kWarpgroups ? "wgmma" : "mma");
   gpu().begin_pass();
