@@ -58,7 +58,7 @@ class AttendWarpgroupProducer {
     m_.note(Phase::wait_for_buffer);
     key_ring_.acquire(m_);
     m_.note(Phase::copy);
-    copy(tiles_.keys(key_ring_.buffer()), work, walk, tile, work.first, key_ring_.full(),
+    copy(tiles_.keys(key_ring_.buffer()), walk, tile, work.first, key_ring_.full(),
          [&] { return work.tile_rows(work.task.k, walk, tile, arguments_.params.shape.head_dim); });
     key_ring_.publish(m_);
   }
@@ -69,7 +69,7 @@ class AttendWarpgroupProducer {
     const int buffer = value_ring_.buffer();
     unsigned char* const to = tiles_.values(buffer);
     const bool looks = looks_at_tile<P>(walk, tile, arguments_.params.shape);
-    copy(to, work, walk, tile, work.second, looks ? landing_.barrier() : value_ring_.full(),
+    copy(to, walk, tile, work.second, looks ? landing_.barrier() : value_ring_.full(),
          [&] { return work.tile_rows(work.task.v, walk, tile, arguments_.params.shape.head_dim_v); });
     if (looks) {
       m_.note(Phase::look_at_values);
@@ -83,8 +83,8 @@ class AttendWarpgroupProducer {
     value_ring_.publish(m_);
   }
   template <typename RowsOf>
-  RINGSPAN_DEVICE void copy(unsigned char* to, const Work& work, const Walk& walk, int tile, const TilePlace& place,
-                            std::uint32_t barrier, RowsOf&& rows_of) {
+  RINGSPAN_DEVICE void copy(unsigned char* to, const Walk& walk, int tile, const TilePlace& place, std::uint32_t barrier,
+                            RowsOf&& rows_of) {
     copy_tile_from<P::kCols, P::kDim, Element>(m_, to, walk.first(tile), walk.valid(tile), arguments_.maps, place, walk.head,
                                                barrier, rows_of);
   }

@@ -87,9 +87,8 @@ class GradientWarpgroupProducer {
     bool checked = looks || !walk.is_full(tile);
     if constexpr (!kOwnsQueries) checked = copy_statistics(work, walk, tile, buffer) || checked;
     const std::uint32_t barrier = checked ? landing_.barrier() : column_ring_.full();
-    copy(tiles_.y1(buffer), work, walk, tile, work.first, barrier, [&] { return y1_rows<kGradient>(work, walk, tile, shape); });
-    copy(tiles_.y2(buffer), work, walk, tile, work.second, barrier,
-         [&] { return y2_rows<kGradient>(work, walk, tile, shape); });
+    copy(tiles_.y1(buffer), walk, tile, work.first, barrier, [&] { return y1_rows<kGradient>(work, walk, tile, shape); });
+    copy(tiles_.y2(buffer), walk, tile, work.second, barrier, [&] { return y2_rows<kGradient>(work, walk, tile, shape); });
     int flags = 0;
     if (checked) {
       m_.note(Phase::look_at_values);
@@ -105,8 +104,8 @@ class GradientWarpgroupProducer {
     column_ring_.publish(m_);
   }
   template <typename RowsOf>
-  RINGSPAN_DEVICE void copy(unsigned char* to, const Work& work, const Walk& walk, int tile, const TilePlace& place,
-                            std::uint32_t barrier, RowsOf&& rows_of) {
+  RINGSPAN_DEVICE void copy(unsigned char* to, const Walk& walk, int tile, const TilePlace& place, std::uint32_t barrier,
+                            RowsOf&& rows_of) {
     copy_tile_from<P::kCols, P::kDim, Element>(m_, to, walk.first(tile), walk.valid(tile), arguments_.maps, place, walk.head,
                                                barrier, rows_of);
   }
