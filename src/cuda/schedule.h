@@ -3,7 +3,8 @@
 // Tasks over the same rows make a group, whose blocks take them in one after the other. Groups that may write the same rows
 // are put into different waves, in list order; a wave is one launch. So the bits depend on the list alone. A group that ends
 // with results stands where its last task does, so that all that touches its rows has run before; a list in which something
-// touches them after is a bug of its maker (std::logic_error).
+// touches them after, or in which two groups write a gradient, is a bug of its maker (std::logic_error). Within a wave, where
+// the order is free, groups lie along their rows, and of what runs at one time those with most work come first.
 //
 // Pure, on the host. Cost: O(tasks log tasks) and the pairs of tasks whose ranges overlap.
 #pragma once

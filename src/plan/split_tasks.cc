@@ -185,11 +185,11 @@ void split_tasks(Program* program, int group) {
       auto cut = splitter.cut(launch, kM, Side::queries);
       return put(cut ? std::move(*cut) : as_it_is(), launch, kept, result);
     }
-    if (launch.kind == LaunchKind::attend_backward && launch.count > 1) {
+    const auto has_both = [&] { return first->operands[kDq].view >= 0 && first->operands[kDk].view >= 0; };
+    if (launch.kind == LaunchKind::attend_backward && launch.count > 1 && has_both()) {
       auto queries = splitter.cut(launch, kDq, Side::queries);
       auto keys = splitter.cut(launch, kDk, Side::keys);
-      const bool has_both = first->operands[kDq].view >= 0 && first->operands[kDk].view >= 0;
-      if (has_both && (queries || keys)) {
+      if (queries || keys) {
         put(without(queries ? std::move(*queries) : as_it_is(), {kDk, kDv}), launch, kept, result);
         return put(without(keys ? std::move(*keys) : as_it_is(), {kDq}), launch, kept, result);
       }
