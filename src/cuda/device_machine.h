@@ -27,6 +27,15 @@ class CudaMachine {
     return pair;
   }
   template <DType kType>
+  static __device__ __forceinline__ FloatPair unpack(std::uint32_t pair) {
+    if constexpr (kType == DType::bfloat16) return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000U)};
+    FloatPair floats;
+    asm("{\n.reg .b16 low, high;\nmov.b32 {low, high}, %2;\ncvt.f32.f16 %0, low;\ncvt.f32.f16 %1, high;\n}\n"
+        : "=f"(floats.low), "=f"(floats.high)
+        : "r"(pair));
+    return floats;
+  }
+  template <DType kType>
   static __device__ __forceinline__ float exp(float x) {
     if constexpr (kType == DType::float32) return expf(x);
     return exp2<kType>(x * kLog2E);
@@ -124,8 +133,13 @@ class CudaMachine {
   }
   template <int kCount>
   __device__ __forceinline__ void quad_sum(Registers<float, kCount>& r) {
+    sum_lanes(r, 4);
+  }
+  template <int kCount>
+  __device__ __forceinline__ void sum_lanes(Registers<float, kCount>& r, int lanes) {
 #pragma unroll
-    for (int mask = 1; mask <= 2; mask *= 2) {
+    for (int mask = 1; mask < 32; mask *= 2) {
+      if (mask >= lanes) break;
 #pragma unroll
       for (int i = 0; i < kCount; ++i) r.values[i] += __shfl_xor_sync(0xffffffffU, r.values[i], mask);
     }

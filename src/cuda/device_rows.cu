@@ -6,10 +6,11 @@
 namespace ringspan::cuda {
 namespace {
 
+template <RowOp kOp>
 __global__ void __launch_bounds__(kRowThreads) rows_kernel(const __grid_constant__ RowArguments arguments) {
-  __shared__ float shared[kRowThreads];
+  __shared__ kernels::RowTask shared;
   CudaMachine<kRowThreads> machine;
-  RowBlock<CudaMachine<kRowThreads>>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
+  RowBlock<CudaMachine<kRowThreads>, kOp>(machine, arguments, shared).run(static_cast<std::int64_t>(blockIdx.x));
 }
 
 __global__ void __launch_bounds__(kRowThreads) sink_gradient_kernel(const __grid_constant__ SinkArguments arguments) {
@@ -27,11 +28,12 @@ __global__ void __launch_bounds__(kRowThreads) sum_sinks_kernel(const __grid_con
 
 cudaError_t find_kernels() {
   cudaFuncAttributes attributes{};
-  return cudaFuncGetAttributes(&attributes, rows_kernel);
+  return cudaFuncGetAttributes(&attributes, rows_kernel<RowOp::fill>);
 }
 
 cudaError_t launch_rows(const RowArguments& arguments, std::int64_t blocks, cudaStream_t stream) {
-  rows_kernel<<<static_cast<unsigned>(blocks), kRowThreads, 0, stream>>>(arguments);
+  with_row_op(arguments.op,
+              [&](auto op) { rows_kernel<op.value><<<static_cast<unsigned>(blocks), kRowThreads, 0, stream>>>(arguments); });
   return cudaGetLastError();
 }
 

@@ -37,6 +37,12 @@ class EmulatedMachine {
     return static_cast<std::uint32_t>(Storage::store(low)) | static_cast<std::uint32_t>(Storage::store(high)) << 16;
   }
   template <DType kType>
+  static FloatPair unpack(std::uint32_t pair) {
+    FloatPair floats;
+    unpack<kType>(pair, &floats.low);
+    return floats;
+  }
+  template <DType kType>
   static float exp(float x) {
     return std::exp(x);
   }
@@ -149,11 +155,15 @@ class EmulatedMachine {
 
   template <int kCount>
   void quad_max(Registers<float, kCount>& r) {
-    reduce(r, [](float a, float b) { return a > b || b != b ? a : b; });  // as fmaxf: a NaN loses
+    reduce(r, 4, [](float a, float b) { return a > b || b != b ? a : b; });  // as fmaxf: a NaN loses
   }
   template <int kCount>
   void quad_sum(Registers<float, kCount>& r) {
-    reduce(r, [](float a, float b) { return a + b; });
+    sum_lanes(r, 4);
+  }
+  template <int kCount>
+  void sum_lanes(Registers<float, kCount>& r, int lanes) {
+    reduce(r, lanes, [](float a, float b) { return a + b; });
   }
 
  private:
@@ -182,10 +192,10 @@ class EmulatedMachine {
     out[1] = kernels::Storage<kType>::load(static_cast<std::uint16_t>(pair >> 16));
   }
 
-  // Butterfly over lane bits 0 and 1, as shfl.sync.bfly does it.
+  // Butterfly over the lowest lane bits, as shfl.sync.bfly does it.
   template <int kCount, typename Join>
-  void reduce(Registers<float, kCount>& r, Join&& join) {
-    for (int mask = 1; mask <= 2; mask *= 2) {
+  void reduce(Registers<float, kCount>& r, int lanes, Join&& join) {
+    for (int mask = 1; mask < lanes; mask *= 2) {
       const Registers<float, kCount> before = r;
       for (int thread = 0; thread < kThreads; ++thread) {
         for (int i = 0; i < kCount; ++i) r[thread][i] = join(before.values[thread][i], before.values[thread ^ mask][i]);

@@ -211,10 +211,12 @@ void emulate_gradient(Gradient gradient, const AttendArguments& arguments, std::
 
 void emulate_rows(const RowArguments& arguments, std::int64_t blocks) {
   EmulatedMachine<kRowThreads> machine;
-  float shared[kRowThreads];
-  for (std::int64_t block = 0; block < blocks; ++block) {
-    RowBlock<EmulatedMachine<kRowThreads>>(machine, arguments, shared).run(block);
-  }
+  kernels::RowTask shared;
+  with_row_op(arguments.op, [&](auto op) {
+    for (std::int64_t block = 0; block < blocks; ++block) {
+      RowBlock<EmulatedMachine<kRowThreads>, op.value>(machine, arguments, shared).run(block);
+    }
+  });
 }
 
 void emulate_sink_gradient(const SinkArguments& arguments) {

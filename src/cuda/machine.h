@@ -22,10 +22,12 @@
 //                              at(thread), the address of row i % 8 of matrix i / 8 (16 bytes, aligned)
 //   mma<kType>(c, j, a, b, i)  C += A B, m16n8k16, 16-bit operands, float32 sums: C is c[thread][4 j .. 4 j + 3], A is a, B is
 //                              b[thread][2 i .. 2 i + 1]
+//   unpack<kType>(pair)        a pair of 16-bit elements as floats
 //   pack<kType>(low, high)     two floats rounded to 16 bits; exp<kType>(x), exp2<kType>(x), as exact as results of that type
 //                              need: for 16 bits, denormal results are 0
 //   reciprocal(x)              1 / x of x >= 1, infinity included, to some units in the last place, without a branch
 //   quad_max(r), quad_sum(r)   over the four threads that hold one row of a C fragment, for every element of r
+//   sum_lanes(r, lanes)        over each `lanes` threads side by side, a power of 2 up to a warp, for every element of r
 // All but each() are called by the whole block at once: control flow around them must be the same for all threads.
 //
 // Fragments (PTX ISA, "Matrix Fragments for mma.m16n8k16 with floating point type"), g = lane / 4, t = lane % 4:

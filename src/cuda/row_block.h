@@ -1,9 +1,13 @@
 // The kernels of kernels/rowwise.h as block programs: fill, copy, add, merge, merge_states, finalize, delta, and the gradient
 // of the sinks, which is summed in float64 in an order that depends on nothing but the tasks.
 //
-// A row is handled by 1 to 32 threads, as its width says; tasks that write what others touch come in waves (schedule.h). Cost:
+// A row is handled by 1 to 32 threads of a warp, as its width says (row_layout.h), each of which takes four elements at a time
+// where the strides and addresses of all operands allow. All loads of some rows are on their way before any is used: what
+// bounds these kernels is the bandwidth of the memory. Tasks that write what others touch come in waves (schedule.h). Cost:
 // each operand is read or written once.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/arguments.h"
 #include "cuda/block_parts.h"
@@ -18,21 +22,50 @@ RINGSPAN_DEVICE float load_element(const void* data, DType dtype, std::int64_t i
   const std::uint16_t bits = static_cast<const std::uint16_t*>(data)[index];
   return dtype == DType::bfloat16 ? bfloat16_to_float(bits) : float16_to_float(bits);
 }
-RINGSPAN_DEVICE void store_element(void* data, DType dtype, std::int64_t index, float value) {
-  if (dtype == DType::float32) {
-    static_cast<float*>(data)[index] = value;
-  } else {
-    static_cast<std::uint16_t*>(data)[index] = dtype == DType::bfloat16 ? float_to_bfloat16(value) : float_to_float16(value);
-  }
-}
 
-template <typename M>
+template <typename M, RowOp kOp>
 class RowBlock {
  public:
-  RINGSPAN_DEVICE RowBlock(M& m, const RowArguments& arguments, float* shared)
-      : m_(m), arguments_(arguments), shared_(shared) {}
+  // shared: of the block.
+  RINGSPAN_DEVICE RowBlock(M& m, const RowArguments& arguments, kernels::RowTask& shared)
+      : m_(m), arguments_(arguments), task_(shared), lanes_log2_(row_lanes_log2(arguments.width)) {}
 
   RINGSPAN_DEVICE void run(std::int64_t block) {
+    const std::int64_t first = (block - take_task(block)) * (kRowSteps * rows_at_a_time());
+    const bool by_four = has_runs_of_four();
+    for (int step = 0; step < kRowSteps; step += kTogether) {
+      place_rows(first + step * rows_at_a_time());
+      by_four ? run_rows<4>() : run_rows<1>();
+    }
+  }
+
+ private:
+  static constexpr int kTogether = 4;  // rows of a thread whose loads are under way at a time
+  static_assert(kRowSteps % kTogether == 0);
+
+  struct Row {
+    int batch, row, head;
+    bool exists;  // else it is the first one of the task
+  };
+  // What a thread knows of a row before it changes any of it.
+  struct Held {
+    float keep, take, m, l;
+    bool active, fresh;  // fresh: the row's own state holds nothing yet
+  };
+  // kCount elements as they lie in memory; of 16 bits two to a word.
+  template <int kCount>
+  struct Bits {
+    std::uint32_t words[kCount];
+  };
+  struct alignas(8) Words {
+    std::uint32_t words[2];
+  };
+
+  RINGSPAN_DEVICE int rows_at_a_time() const { return kRowThreads >> lanes_log2_; }
+  RINGSPAN_DEVICE int lane_of(int thread) const { return thread & ((1 << lanes_log2_) - 1); }  // of its row
+
+  // The task that has the block, into shared memory; returns its first block.
+  RINGSPAN_DEVICE std::int64_t take_task(std::int64_t block) {
     std::int64_t low = 0;
     std::int64_t high = arguments_.task_count - 1;
     while (low < high) {
@@ -41,177 +74,339 @@ class RowBlock {
       low = at_or_after ? middle : low;
       high = at_or_after ? high : middle - 1;
     }
-    task_ = &arguments_.task(low);
-    lanes_ = row_lanes(arguments_.width);
-    const std::int64_t first = (block - arguments_.first_block(low)) * rows_per_block(arguments_.width);
-    for (int step = 0; step < kRowSteps; ++step) {
-      first_row_ = first + static_cast<std::int64_t>(step) * (kRowThreads / lanes_);
-      run_rows();
-    }
-  }
-
- private:
-  // What a thread holds of a row between two barriers.
-  struct Held {
-    float keep = 0.0F, take = 0.0F, m = 0.0F, l = 0.0F;
-    bool active = false, fresh = false;  // fresh: the row's own state holds nothing yet
-  };
-
-  struct Row {
-    std::int64_t batch, row, head;
-  };
-
-  RINGSPAN_DEVICE Row row_of(int thread) const {
-    const std::int64_t index = first_row_ + thread / lanes_;
-    return {index / (task_->row_count * task_->head_count), index / task_->head_count % task_->row_count,
-            index % task_->head_count};
-  }
-  RINGSPAN_DEVICE bool is_row(int thread) const {
-    return first_row_ + thread / lanes_ < task_->batch_count * task_->row_count * task_->head_count;
-  }
-  RINGSPAN_DEVICE std::int64_t offset(int operand, const Row& row) const {
-    const kernels::Operand& view = task_->operands[operand];
-    return row.batch * view.batch_stride + row.row * view.row_stride + row.head * view.head_stride;
-  }
-  RINGSPAN_DEVICE float load(int operand, const Row& row, std::int64_t e) const {
-    return load_element(task_->operands[operand].data, task_->operands[operand].dtype, offset(operand, row) + e);
-  }
-  RINGSPAN_DEVICE void store(int operand, const Row& row, std::int64_t e, float value) const {
-    store_element(task_->operands[operand].data, task_->operands[operand].dtype, offset(operand, row) + e, value);
-  }
-  // body(row, e) for the thread's elements of its row.
-  template <typename Body>
-  RINGSPAN_DEVICE void each_element(Body&& body) {
+    using Word = std::uint64_t;
+    static_assert(sizeof task_ % sizeof(Word) == 0 && sizeof task_ / sizeof(Word) <= kRowThreads);
+    const auto* const from = reinterpret_cast<const Word*>(&arguments_.task(low));
     m_.each([&](int thread) {
-      if (!is_row(thread)) return;
-      const Row row = row_of(thread);
-      for (int e = thread % lanes_; e < arguments_.width; e += lanes_) body(row, e);
+      if (thread < static_cast<int>(sizeof task_ / sizeof(Word))) reinterpret_cast<Word*>(&task_)[thread] = from[thread];
+    });
+    m_.sync();
+    return arguments_.first_block(low);
+  }
+
+  RINGSPAN_DEVICE bool has_runs_of_four() const {
+    std::int64_t all = arguments_.width;
+    RINGSPAN_UNROLL
+    for (int operand = 0; operand < 6; ++operand) {
+      if ((wide_operands(kOp) >> operand & 1U) == 0) continue;
+      const kernels::Operand& view = task_.operands[operand];
+      if (view.data == nullptr) continue;
+      all |= view.batch_stride | view.row_stride | view.head_stride;
+      all |= static_cast<std::int64_t>(reinterpret_cast<std::uintptr_t>(view.data) / (view.dtype == DType::float32 ? 4 : 2));
+    }
+    return all % 4 == 0;
+  }
+
+  struct Place {
+    int batch, row, head;
+  };
+  RINGSPAN_DEVICE Place place_of(std::int64_t index) const {
+    const auto split = [&](auto of, auto rows, auto heads) -> Place {
+      return {static_cast<int>(of / heads / rows), static_cast<int>(of / heads % rows), static_cast<int>(of % heads)};
+    };
+    if ((index | task_.row_count | task_.head_count) >> 32 != 0) return split(index, task_.row_count, task_.head_count);
+    return split(static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(task_.row_count),
+                 static_cast<std::uint32_t>(task_.head_count));  // divisions of 64 bits take long
+  }
+
+  RINGSPAN_DEVICE void place_rows(std::int64_t first) {
+    const int rows = static_cast<int>(task_.row_count), heads = static_cast<int>(task_.head_count);
+    const std::int64_t count = task_.batch_count * task_.row_count * heads;
+    const Place step = place_of(rows_at_a_time());
+    m_.each([&](int thread) {
+      const std::int64_t index = first + (thread >> lanes_log2_);
+      Place place = place_of(index);
+      RINGSPAN_UNROLL
+      for (int u = 0; u < kTogether; ++u) {
+        const bool exists = index + u * rows_at_a_time() < count;
+        rows_[thread][u] = exists ? Row{place.batch, place.row, place.head, true} : Row{0, 0, 0, false};
+        place.head += step.head;
+        const bool next_row = place.head >= heads;
+        place.head -= next_row ? heads : 0;
+        place.row += step.row + (next_row ? 1 : 0);
+        const bool next_batch = place.row >= rows;
+        place.row -= next_batch ? rows : 0;
+        place.batch += step.batch + (next_batch ? 1 : 0);
+      }
     });
   }
 
+  RINGSPAN_DEVICE std::int64_t offset(int operand, const Row& row) const {
+    const kernels::Operand& view = task_.operands[operand];
+    return row.batch * view.batch_stride + row.row * view.row_stride + row.head * view.head_stride;
+  }
+  RINGSPAN_DEVICE DType dtype(int operand) const { return task_.operands[operand].dtype; }
+  // Of operands with one element per row: float32.
+  RINGSPAN_DEVICE float& scalar(int operand, const Row& row) const {
+    return static_cast<float*>(task_.operands[operand].data)[offset(operand, row)];
+  }
+
+  template <int kCount>
+  RINGSPAN_DEVICE Bits<kCount> load(int operand, const Row& row, int e) const {
+    const std::int64_t at = offset(operand, row) + e;
+    const void* const data = task_.operands[operand].data;
+    Bits<kCount> bits{};
+    if (dtype(operand) == DType::float32) {
+      const auto* const from = static_cast<const std::uint32_t*>(data) + at;
+      if constexpr (kCount == 4) {
+        const Chunk chunk = *reinterpret_cast<const Chunk*>(from);
+        RINGSPAN_UNROLL
+        for (int i = 0; i < 4; ++i) bits.words[i] = chunk.words[i];
+      } else {
+        bits.words[0] = *from;
+      }
+    } else {
+      const auto* const from = static_cast<const std::uint16_t*>(data) + at;
+      if constexpr (kCount == 4) {
+        const Words words = *reinterpret_cast<const Words*>(from);
+        bits.words[0] = words.words[0];
+        bits.words[1] = words.words[1];
+      } else {
+        bits.words[0] = *from;
+      }
+    }
+    return bits;
+  }
+  template <int kCount>
+  RINGSPAN_DEVICE void store(int operand, const Row& row, int e, const Bits<kCount>& bits) const {
+    const std::int64_t at = offset(operand, row) + e;
+    void* const data = task_.operands[operand].data;
+    if (dtype(operand) == DType::float32) {
+      auto* const to = static_cast<std::uint32_t*>(data) + at;
+      if constexpr (kCount == 4) {
+        *reinterpret_cast<Chunk*>(to) = {bits.words[0], bits.words[1], bits.words[2], bits.words[3]};
+      } else {
+        *to = bits.words[0];
+      }
+    } else {
+      auto* const to = static_cast<std::uint16_t*>(data) + at;
+      if constexpr (kCount == 4) {
+        *reinterpret_cast<Words*>(to) = {bits.words[0], bits.words[1]};
+      } else {
+        *to = static_cast<std::uint16_t>(bits.words[0]);
+      }
+    }
+  }
+
+  template <int kCount>
+  RINGSPAN_DEVICE void floats_of(const Bits<kCount>& bits, DType dtype, float (&values)[kCount]) const {
+    if (dtype == DType::float32) {
+      RINGSPAN_UNROLL
+      for (int i = 0; i < kCount; ++i) values[i] = std::bit_cast<float>(bits.words[i]);
+      return;
+    }
+    RINGSPAN_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      const std::uint32_t word = bits.words[i / 2];
+      const FloatPair pair =
+          dtype == DType::bfloat16 ? M::template unpack<DType::bfloat16>(word) : M::template unpack<DType::float16>(word);
+      values[i] = pair.low;
+      if constexpr (kCount > 1) values[i + 1] = pair.high;
+    }
+  }
+  template <int kCount>
+  RINGSPAN_DEVICE Bits<kCount> bits_of(const float (&values)[kCount], DType dtype) const {
+    Bits<kCount> bits{};
+    if (dtype == DType::float32) {
+      RINGSPAN_UNROLL
+      for (int i = 0; i < kCount; ++i) bits.words[i] = std::bit_cast<std::uint32_t>(values[i]);
+      return bits;
+    }
+    RINGSPAN_UNROLL
+    for (int i = 0; i < kCount; i += 2) {
+      const float high = kCount > 1 ? values[i + (kCount > 1 ? 1 : 0)] : 0.0F;
+      bits.words[i / 2] = dtype == DType::bfloat16 ? M::template pack<DType::bfloat16>(values[i], high)
+                                                   : M::template pack<DType::float16>(values[i], high);
+    }
+    return bits;
+  }
+  template <int kCount>
+  RINGSPAN_DEVICE void store_floats(int operand, const Row& row, int e, const float (&values)[kCount]) const {
+    store(operand, row, e, bits_of(values, dtype(operand)));
+  }
+
+  // use(thread, row of the thread, element, bits of each operand there), for all rows, after the loads of some rows.
+  template <int kCount, int... kOperands, typename Use>
+  RINGSPAN_DEVICE void each_run(Use&& use) {
+    m_.each([&](int thread) {
+      for (int e = lane_of(thread) * kCount; e < arguments_.width; e += kCount << lanes_log2_) {
+        [[maybe_unused]] Bits<kCount> bits[kTogether][sizeof...(kOperands) + 1];
+        RINGSPAN_UNROLL
+        for (int u = 0; u < kTogether; ++u) {
+          [[maybe_unused]] int index = 0;
+          ((bits[u][index++] = load<kCount>(kOperands, rows_[thread][u], e)), ...);
+        }
+        RINGSPAN_UNROLL
+        for (int u = 0; u < kTogether; ++u) {
+          if (rows_[thread][u].exists) use(thread, u, e, bits[u]);
+        }
+      }
+    });
+  }
+
+  template <int kCount>
   RINGSPAN_DEVICE void run_rows() {
-    switch (arguments_.op) {
-      case RowOp::fill:
-        return each_element([&](const Row& row, int e) { store(0, row, e, arguments_.value); });
-      case RowOp::copy:
-        return each_element([&](const Row& row, int e) { copy_element(row, e); });
-      case RowOp::add:
-        return each_element([&](const Row& row, int e) { store(1, row, e, load(1, row, e) + load(0, row, e)); });
-      case RowOp::merge:
-        return merge(2, 3, 4, 0);
-      case RowOp::merge_states:
-        return merge(3, 4, 5, 2);
-      case RowOp::finalize:
-        return finalize();
-      case RowOp::delta:
-        return delta();
+    if constexpr (kOp == RowOp::fill) {
+      float values[kCount];
+      RINGSPAN_UNROLL
+      for (int i = 0; i < kCount; ++i) values[i] = arguments_.value;
+      const Bits<kCount> bits = bits_of(values, dtype(0));
+      each_run<kCount>([&](int thread, int u, int e, const auto&) { store(0, rows_[thread][u], e, bits); });
+    } else if constexpr (kOp == RowOp::copy) {
+      copy<kCount>();
+    } else if constexpr (kOp == RowOp::add) {
+      each_run<kCount, 0, 1>([&](int thread, int u, int e, const auto& bits) {
+        float more[kCount], sum[kCount];
+        floats_of(bits[0], dtype(0), more);
+        floats_of(bits[1], dtype(1), sum);
+        RINGSPAN_UNROLL
+        for (int i = 0; i < kCount; ++i) sum[i] += more[i];
+        store_floats(1, rows_[thread][u], e, sum);
+      });
+    } else if constexpr (kOp == RowOp::merge) {
+      merge<kCount, 2, 3, 4, 0>();
+    } else if constexpr (kOp == RowOp::merge_states) {
+      merge<kCount, 3, 4, 5, 2>();
+    } else if constexpr (kOp == RowOp::finalize) {
+      finalize<kCount>();
+    } else {
+      delta<kCount>();
     }
   }
 
   // The bits where the types are the same: a signalling NaN stays one.
-  RINGSPAN_DEVICE void copy_element(const Row& row, int e) {
-    const kernels::Operand& source = task_->operands[0];
-    const kernels::Operand& target = task_->operands[1];
-    if (source.dtype != target.dtype) return store(1, row, e, load(0, row, e));
-    if (source.dtype == DType::float32) {
-      static_cast<std::uint32_t*>(target.data)[offset(1, row) + e] =
-          static_cast<const std::uint32_t*>(source.data)[offset(0, row) + e];
-    } else {
-      static_cast<std::uint16_t*>(target.data)[offset(1, row) + e] =
-          static_cast<const std::uint16_t*>(source.data)[offset(0, row) + e];
-    }
+  template <int kCount>
+  RINGSPAN_DEVICE void copy() {
+    const bool rounds = dtype(0) != dtype(1);
+    each_run<kCount, 0>([&](int thread, int u, int e, const auto& bits) {
+      if (!rounds) return store(1, rows_[thread][u], e, bits[0]);
+      float values[kCount];
+      floats_of(bits[0], dtype(0), values);
+      store_floats(1, rows_[thread][u], e, values);
+    });
   }
 
-  // The state in operands m, l, acc takes in the values with their maximum in operand 1 (a partial: l = 1) or 0 and 1 (a
+  // The state in operands kM, kL, kAcc takes in the values with their maximum in operand 1 (a partial: l = 1) or 0 and 1 (a
   // state).
-  RINGSPAN_DEVICE void merge(int m, int l, int acc, int values) {
-    const bool partial = arguments_.op == RowOp::merge;
+  template <int kCount, int kM, int kL, int kAcc, int kValues>
+  RINGSPAN_DEVICE void merge() {
     m_.each([&](int thread) {
-      Held& held = held_[thread][0];
-      held.active = false;
-      if (!is_row(thread)) return;
-      const Row row = row_of(thread);
-      const float m_other = load(partial ? 1 : 0, row, 0);
-      if (m_other == kMinusInfinity) return;
-      const float l_other = partial ? 1.0F : load(1, row, 0);
-      const float m_own = load(m, row, 0);
-      held.active = true;
-      held.fresh = m_own == kMinusInfinity;
-      held.m = held.fresh || m_own < m_other ? m_other : m_own;  // a NaN stays, whichever has it
-      held.keep = m_own == held.m ? 1.0F : expf(m_own - held.m);
-      held.take = m_other == held.m ? 1.0F : expf(m_other - held.m);
-      held.l = (held.fresh ? 0.0F : load(l, row, 0) * held.keep) + l_other * held.take;
+      RINGSPAN_UNROLL
+      for (int u = 0; u < kTogether; ++u) {
+        const Row& row = rows_[thread][u];
+        const float m_other = scalar(kOp == RowOp::merge ? 1 : 0, row);
+        const float l_other = kOp == RowOp::merge ? 1.0F : scalar(1, row);
+        const float m_own = scalar(kM, row);
+        const float l_own = scalar(kL, row);
+        Held& held = held_[thread][u];
+        held.active = m_other != kMinusInfinity;
+        held.fresh = m_own == kMinusInfinity;
+        held.m = held.fresh || m_own < m_other ? m_other : m_own;  // a NaN stays, whichever has it
+        held.keep = m_own == held.m ? 1.0F : expf(m_own - held.m);
+        held.take = m_other == held.m ? 1.0F : expf(m_other - held.m);
+        held.l = (held.fresh ? 0.0F : l_own * held.keep) + l_other * held.take;
+      }
     });
-    m_.sync();
-    m_.each([&](int thread) {
-      const Held& held = held_[thread][0];
+    m_.sync_warps();
+    each_run<kCount, kAcc, kValues>([&](int thread, int u, int e, const auto& bits) {
+      const Held& held = held_[thread][u];
       if (!held.active) return;
-      const Row row = row_of(thread);
-      if (thread % lanes_ == 0) {
-        store(m, row, 0, held.m);
-        store(l, row, 0, held.l);
+      const Row& row = rows_[thread][u];
+      if (e == 0) {
+        scalar(kM, row) = held.m;
+        scalar(kL, row) = held.l;
       }
-      for (int e = thread % lanes_; e < arguments_.width; e += lanes_) {
-        const float own = held.fresh ? 0.0F : load(acc, row, e) * held.keep;
-        store(acc, row, e, own + load(values, row, e) * held.take);
-      }
+      float acc[kCount], values[kCount];
+      floats_of(bits[0], dtype(kAcc), acc);
+      floats_of(bits[1], dtype(kValues), values);
+      RINGSPAN_UNROLL
+      for (int i = 0; i < kCount; ++i) acc[i] = (held.fresh ? 0.0F : acc[i] * held.keep) + values[i] * held.take;
+      store_floats(kAcc, row, e, acc);
     });
-    m_.sync();
   }
 
   // lse may take the place of m, and o that of acc: everything is read before anything is written.
+  template <int kCount>
   RINGSPAN_DEVICE void finalize() {
     m_.each([&](int thread) {
-      if (!is_row(thread)) return;
-      const Row row = row_of(thread);
-      const std::int64_t head = task_->head_first + row.head * task_->head_step;
-      const float sink = arguments_.sinks != nullptr ? arguments_.sinks[head] : kMinusInfinity;
-      results_[thread][0] = finish_state(load(0, row, 0), load(1, row, 0), sink, arguments_.value);
-    });
-    m_.sync();
-    m_.each([&](int thread) {
-      if (!is_row(thread)) return;
-      const Row row = row_of(thread);
-      const RowResult& result = results_[thread][0];
-      if (thread % lanes_ == 0) store(4, row, 0, result.lse);
-      for (int e = thread % lanes_; e < arguments_.width; e += lanes_) {
-        const float value = result.factor == 0.0F ? 0.0F : load(2, row, e) * result.factor;
-        store(3, row, e, value);
-        if (task_->operands[5].data != nullptr) store(5, row, e, value);
+      RINGSPAN_UNROLL
+      for (int u = 0; u < kTogether; ++u) {
+        const Row& row = rows_[thread][u];
+        const std::int64_t head = task_.head_first + row.head * task_.head_step;
+        const float sink = arguments_.sinks != nullptr ? arguments_.sinks[head] : kMinusInfinity;
+        results_[thread][u] = finish_state(scalar(0, row), scalar(1, row), sink, arguments_.value);
       }
     });
-    m_.sync();
+    m_.sync_warps();
+    each_run<kCount, 2>([&](int thread, int u, int e, const auto& bits) {
+      const Row& row = rows_[thread][u];
+      const RowResult& result = results_[thread][u];
+      if (e == 0) scalar(4, row) = result.lse;
+      float values[kCount];
+      floats_of(bits[0], dtype(2), values);
+      RINGSPAN_UNROLL
+      for (int i = 0; i < kCount; ++i) values[i] = result.factor == 0.0F ? 0.0F : values[i] * result.factor;
+      store_floats(3, row, e, values);
+      if (task_.operands[5].data != nullptr) store_floats(5, row, e, values);
+    });
   }
 
+  template <int kCount>
   RINGSPAN_DEVICE void delta() {
     m_.each([&](int thread) {
-      float sum = 0.0F;
-      if (is_row(thread)) {
-        const Row row = row_of(thread);
-        for (int e = thread % lanes_; e < arguments_.width; e += lanes_) sum += load(0, row, e) * load(1, row, e);
-      }
-      shared_[thread] = sum;
+      RINGSPAN_UNROLL
+      for (int u = 0; u < kTogether; ++u) sums_[thread][u] = 0.0F;
     });
-    m_.sync();
+    each_run<kCount, 0, 1>([&](int thread, int u, int, const auto& bits) {
+      float d_out[kCount], out[kCount];
+      floats_of(bits[0], dtype(0), d_out);
+      floats_of(bits[1], dtype(1), out);
+      RINGSPAN_UNROLL
+      for (int i = 0; i < kCount; ++i) sums_[thread][u] += d_out[i] * out[i];
+    });
+    m_.sum_lanes(sums_, 1 << lanes_log2_);
     m_.each([&](int thread) {
-      if (thread % lanes_ != 0 || !is_row(thread)) return;
-      const Row row = row_of(thread);
-      float sum = shared_[thread];
-      for (int lane = 1; lane < lanes_; ++lane) sum += shared_[thread + lane];
-      store(2, row, 0, task_->operands[3].data == nullptr ? sum : sum - load(3, row, 0));
+      if (lane_of(thread) != 0) return;
+      RINGSPAN_UNROLL
+      for (int u = 0; u < kTogether; ++u) {
+        const Row& row = rows_[thread][u];
+        const float more = task_.operands[3].data == nullptr ? 0.0F : scalar(3, row);
+        if (row.exists) scalar(2, row) = sums_[thread][u] - more;
+      }
     });
-    m_.sync();
   }
 
   M& m_;
   const RowArguments& arguments_;
-  float* shared_;  // kRowThreads
-  const kernels::RowTask* task_ = nullptr;
-  std::int64_t first_row_ = 0;
-  int lanes_ = 1;
-  typename M::template Registers<Held, 1> held_;
-  typename M::template Registers<RowResult, 1> results_;
+  kernels::RowTask& task_;
+  const int lanes_log2_;
+  typename M::template Registers<Row, kTogether> rows_;
+  typename M::template Registers<Held, kTogether> held_;
+  typename M::template Registers<RowResult, kTogether> results_;
+  typename M::template Registers<float, kTogether> sums_;
 };
+
+// Calls run(std::integral_constant<RowOp, op>).
+template <typename Run>
+auto with_row_op(RowOp op, Run&& run) {
+  switch (op) {
+    case RowOp::fill:
+      return run(std::integral_constant<RowOp, RowOp::fill>{});
+    case RowOp::copy:
+      return run(std::integral_constant<RowOp, RowOp::copy>{});
+    case RowOp::add:
+      return run(std::integral_constant<RowOp, RowOp::add>{});
+    case RowOp::merge:
+      return run(std::integral_constant<RowOp, RowOp::merge>{});
+    case RowOp::merge_states:
+      return run(std::integral_constant<RowOp, RowOp::merge_states>{});
+    case RowOp::finalize:
+      return run(std::integral_constant<RowOp, RowOp::finalize>{});
+    case RowOp::delta:
+      break;
+  }
+  return run(std::integral_constant<RowOp, RowOp::delta>{});
+}
 
 // Block h: gradient[h] -= sum over the tasks with head h, their batch items and rows, of e^(sink_h - lse) delta; thread t sums
 // rows t, t + kRowThreads, ... of each task, then the threads' sums are added in order.

@@ -1,18 +1,41 @@
-// How the rows of a rowwise task are dealt to threads: a row is handled by 1 to 32 of them, as its width says. Pure.
+// The rows of a rowwise task: which of its operands have `width` elements per row (the others one), and how rows are dealt to
+// threads: 1 to 32 to a row, as its width says. Pure.
 #pragma once
 
 #include <cstdint>
 
+#include "cuda/arguments.h"
+
 namespace ringspan::cuda {
 
 inline constexpr int kRowThreads = 128;  // of a block
-inline constexpr int kRowSteps = 4;      // rows that a thread has a part in, one after the other
+inline constexpr int kRowSteps = 8;      // rows that a thread has a part in
 
-constexpr int row_lanes(int width) {
-  int lanes = 1;
-  while (lanes < 32 && lanes * 4 < width) lanes *= 2;
-  return lanes;
+// A bit per operand (kernels/rowwise.h).
+constexpr unsigned wide_operands(RowOp op) {
+  switch (op) {
+    case RowOp::fill:
+      return 0b1;
+    case RowOp::copy:
+    case RowOp::add:
+    case RowOp::delta:
+      return 0b11;
+    case RowOp::merge:
+      return 0b10001;
+    case RowOp::merge_states:
+      return 0b100100;
+    case RowOp::finalize:
+      return 0b101100;
+  }
+  return 0;
 }
+
+constexpr int row_lanes_log2(int width) {
+  int log2 = 0;
+  while (log2 < 5 && (4 << log2) < width) ++log2;
+  return log2;
+}
+constexpr int row_lanes(int width) { return 1 << row_lanes_log2(width); }
 constexpr std::int64_t rows_per_block(int width) { return std::int64_t{kRowThreads} / row_lanes(width) * kRowSteps; }
 
 }  // namespace ringspan::cuda

@@ -1,12 +1,15 @@
 #include "cuda/schedule.h"
 
 #include <algorithm>
+#include <array>
+#include <cstdlib>
 #include <map>
 #include <numeric>
 #include <optional>
 #include <tuple>
 
 #include "base/check.h"
+#include "cuda/row_layout.h"
 #include "kernels/task_view.h"
 
 namespace ringspan::cuda {
@@ -228,6 +231,52 @@ void order_wave(std::span<std::size_t> wave, std::span<const Members> groups, st
   }
 }
 
+// Two accesses by their dimensions, those with the largest steps first.
+class Nested {
+ public:
+  Nested(const Access& a, const Access& b) : run_a_(a.run_bytes), run_b_(b.run_bytes) {
+    for (std::size_t dimension = 0; dimension < order_.size(); ++dimension) {
+      order_[dimension] = {a.steps[dimension], b.steps[dimension]};
+    }
+    const auto largest = [](const Pair& pair) { return std::max(pair.a.bytes, pair.b.bytes); };
+    std::stable_sort(order_.begin(), order_.end(), [&](const Pair& x, const Pair& y) { return largest(x) > largest(y); });
+  }
+
+  // Whether runs meet where those of b begin `distance` bytes behind those of a, by the dimensions from `dimension` on.
+  bool meet(std::size_t dimension, std::int64_t distance) const {
+    if (dimension == order_.size()) return -run_b_ < distance && distance < run_a_;
+    const Pair& steps = order_[dimension];
+    const std::int64_t unit = std::gcd(moves(steps.a) ? steps.a.bytes : 0, moves(steps.b) ? steps.b.bytes : 0);
+    if (unit == 0) return meet(dimension + 1, distance);
+    // Steps of b less steps of a, a multiple of the unit, may bring the rest as near as it is long.
+    std::int64_t before = run_b_, behind = run_a_;
+    for (std::size_t inner = dimension + 1; inner < order_.size(); ++inner) {
+      before += order_[inner].b.bytes * (order_[inner].b.count - 1);
+      behind += order_[inner].a.bytes * (order_[inner].a.count - 1);
+    }
+    const auto floor = [&](std::int64_t value) { return (value - ((value % unit) + unit) % unit) / unit; };
+    const std::int64_t first = floor(-before - distance) + 1, last = floor(behind - 1 - distance);
+    if (last - first > kMost) return true;
+    for (std::int64_t index = first; index <= last; ++index) {
+      const std::int64_t moved = index * unit;
+      const auto progression = [](const Access::Steps& of, std::int64_t from) {
+        return Arithmetic{from, of.bytes, moves(of) ? of.count : 1};
+      };
+      if (intersect(progression(steps.b, 0), progression(steps.a, moved)) && meet(dimension + 1, distance + moved)) return true;
+    }
+    return false;
+  }
+
+ private:
+  static constexpr std::int64_t kMost = 64;  // where more are possible, dimensions are nested in different ways
+  struct Pair {
+    Access::Steps a, b;
+  };
+  static bool moves(const Access::Steps& steps) { return steps.count > 1 && steps.bytes > 0; }
+  std::int64_t run_a_, run_b_;
+  std::array<Pair, 3> order_;
+};
+
 Group size_of(const Members& members, std::span<const AttendTask> tasks, Owner owner, int group, int tile_rows) {
   const AttendTask& head = members.head;
   const Arithmetic heads = heads_of(head, owner, group);
@@ -274,10 +323,16 @@ Schedule schedule_attend(std::span<const AttendTask> tasks, Owner owner, int gro
   return schedule;
 }
 
+bool have_common_bytes(const Access& a, const Access& b) {
+  if (a.begin >= b.end || b.begin >= a.end) return false;
+  if (a.run_bytes == 0 || b.run_bytes == 0) return true;
+  return Nested(a, b).meet(0, static_cast<std::int64_t>(b.begin - a.begin));
+}
+
 std::vector<std::int64_t> waves_of(std::vector<Access> accesses, std::int64_t count) {
   std::vector<std::vector<std::int64_t>> earlier(static_cast<std::size_t>(count));
   for_overlaps(accesses, [&](const Access& a, const Access& b) {
-    if (a.owner == b.owner || !(a.writes || b.writes)) return;
+    if (a.owner == b.owner || !(a.writes || b.writes) || !have_common_bytes(a, b)) return;
     const auto [low, high] = std::minmax(a.owner, b.owner);
     earlier[static_cast<std::size_t>(high)].push_back(low);
   });
@@ -285,22 +340,28 @@ std::vector<std::int64_t> waves_of(std::vector<Access> accesses, std::int64_t co
 }
 
 RowOperands operands_of(RowOp op, int width) {
-  switch (op) {
-    case RowOp::fill:
-      return {{width}, 0b1};
-    case RowOp::copy:
-    case RowOp::add:
-      return {{width, width}, 0b10};
-    case RowOp::merge:
-      return {{width, 1, 1, 1, width}, 0b11100};
-    case RowOp::merge_states:
-      return {{1, 1, width, 1, 1, width}, 0b111000};
-    case RowOp::finalize:
-      return {{1, 1, width, width, 1, width}, 0b111000};
-    case RowOp::delta:
-      return {{width, width, 1, 1}, 0b100};
+  const auto [count, written] = [op]() -> std::pair<int, unsigned> {
+    switch (op) {
+      case RowOp::fill:
+        return {1, 0b1};
+      case RowOp::copy:
+      case RowOp::add:
+        return {2, 0b10};
+      case RowOp::merge:
+        return {5, 0b11100};
+      case RowOp::merge_states:
+      case RowOp::finalize:
+        return {6, 0b111000};
+      case RowOp::delta:
+        return {4, 0b100};
+    }
+    return {};
+  }();
+  RowOperands operands{{}, written};
+  for (int operand = 0; operand < count; ++operand) {
+    operands.widths.push_back((wide_operands(op) >> operand & 1U) != 0 ? width : 1);
   }
-  return {};
+  return operands;
 }
 
 void add_accesses(const kernels::RowTask& task, std::int64_t index, unsigned written, std::span<const int> widths,
@@ -308,17 +369,22 @@ void add_accesses(const kernels::RowTask& task, std::int64_t index, unsigned wri
   for (std::size_t operand = 0; operand < widths.size(); ++operand) {
     const kernels::Operand& view = task.operands[operand];
     if (view.data == nullptr || task.batch_count * task.row_count * task.head_count == 0) continue;
+    const std::int64_t size = size_of(view.dtype);
+    Access access{index, 0, 0, (written >> operand & 1U) != 0, widths[operand] * size};
     std::int64_t low = 0;
-    std::int64_t high = widths[operand];
+    std::int64_t high = access.run_bytes;
+    std::size_t dimension = 0;
     for (const auto& [stride, extent] :
          {std::pair{view.batch_stride, task.batch_count}, std::pair{view.row_stride, task.row_count},
           std::pair{view.head_stride, task.head_count}}) {
-      (stride < 0 ? low : high) += stride * (extent - 1);
+      const std::int64_t step = stride * size;
+      (step < 0 ? low : high) += step * (extent - 1);
+      access.steps[dimension++] = {std::abs(step), extent};  // backwards from the last one is forwards from the first
     }
     const auto base = reinterpret_cast<std::uintptr_t>(view.data);
-    const auto size = size_of(view.dtype);
-    accesses.push_back({index, base + static_cast<std::uintptr_t>(low * size), base + static_cast<std::uintptr_t>(high * size),
-                        (written >> operand & 1U) != 0});
+    access.begin = base + static_cast<std::uintptr_t>(low);
+    access.end = base + static_cast<std::uintptr_t>(high);
+    accesses.push_back(access);
   }
 }
 

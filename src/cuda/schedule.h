@@ -9,6 +9,7 @@
 // Pure, on the host. Cost: O(tasks log tasks) and the pairs of tasks whose ranges overlap.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -34,15 +35,24 @@ struct Schedule {
 // `tile_rows`: rows of a block.
 Schedule schedule_attend(std::span<const kernels::AttendTask> tasks, Owner owner, int group, int tile_rows);
 
-// What a task touches: bytes [begin, end).
+// What a task touches: bytes [begin, end), or of these only some rows.
 struct Access {
   std::int64_t owner = 0;  // index of the task
   std::uintptr_t begin = 0, end = 0;
   bool writes = false;
+  // Where run_bytes > 0: runs of so many bytes, from the first one on in steps in three dimensions, none of them negative.
+  struct Steps {
+    std::int64_t bytes = 0, count = 1;
+  };
+  std::int64_t run_bytes = 0;
+  std::array<Steps, 3> steps{};
 };
+// Whether there is a byte that both touch. Exact but for accesses whose dimensions are nested in different ways, where it may
+// be true without one.
+bool have_common_bytes(const Access& a, const Access& b);
 
 // For each of `count` owners the wave it may run in: one more than the highest of those before it that it must come after
-// (two accesses overlap, one of them writes).
+// (two accesses have common bytes, one of them writes).
 std::vector<std::int64_t> waves_of(std::vector<Access> accesses, std::int64_t count);
 
 // Operands of a row operation: elements per row of each, and which are written, a bit per operand.

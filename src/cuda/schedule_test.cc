@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <random>
 #include <set>
 #include <tuple>
@@ -237,6 +238,72 @@ TEST(Schedule, AccessesOfARowTask) {
   EXPECT_EQ(accesses[0].end, reinterpret_cast<std::uintptr_t>(data + 57));
   EXPECT_TRUE(accesses[0].writes);
   EXPECT_EQ(accesses[0].owner, 7);
+}
+
+std::set<std::uintptr_t> bytes_of(const Access& access) {
+  std::set<std::uintptr_t> bytes;
+  const auto& [x, y, z] = access.steps;
+  for (std::int64_t i = 0; i < x.count; ++i) {
+    for (std::int64_t j = 0; j < y.count; ++j) {
+      for (std::int64_t k = 0; k < z.count; ++k) {
+        for (std::int64_t e = 0; e < access.run_bytes; ++e) {
+          bytes.insert(access.begin + static_cast<std::uintptr_t>(i * x.bytes + j * y.bytes + k * z.bytes + e));
+        }
+      }
+    }
+  }
+  return bytes;
+}
+
+// Rows and heads of every so many of one tensor, as segments with a rate have them, and of two tensors that lie in different
+// ways: what has bytes in common is always found, and nothing else is of one tensor.
+TEST(Schedule, RowTasksOfOneTensorHaveCommonBytesOrNone) {
+  const std::uint64_t seed = std::random_device{}();
+  std::mt19937_64 random(seed);
+  const auto below = [&](std::int64_t bound) {
+    return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(bound));
+  };
+  int common = 0, apart = 0;
+  for (int number = 0; number < 4000; ++number) {
+    const std::int64_t batch = 1 + below(2), rows = 1 + below(12), heads = 1 + below(6), width = 1 + below(5), gap = below(2);
+    const bool heads_first = below(2) == 0;
+    std::vector<float> data(static_cast<std::size_t>(batch * rows * heads * (width + gap)));
+    const auto part = [&](bool by_heads) {
+      const auto some = [&](std::int64_t count, std::int64_t& first) {
+        const std::int64_t step = 1 + below(4);
+        first = below(std::min(step, count));
+        const std::int64_t most = (count - first + step - 1) / step;
+        return std::pair{step, 1 + below(most)};
+      };
+      std::int64_t batch_first = 0, row_first = 0, head_first = 0;
+      const auto [batch_step, batch_count] = some(batch, batch_first);
+      const auto [row_step, row_count] = some(rows, row_first);
+      const auto [head_step, head_count] = some(heads, head_first);
+      const std::int64_t element = width + gap;
+      const std::int64_t row = element * (by_heads ? 1 : heads), head = element * (by_heads ? rows : 1),
+                         item = rows * heads * element;
+      kernels::RowTask task;
+      task.batch_count = batch_count, task.row_count = row_count, task.head_count = head_count;
+      task.operands[0] = {data.data() + batch_first * item + row_first * row + head_first * head, DType::float32,
+                          batch_step * item, row_step * row, head_step * head};
+      std::vector<Access> accesses;
+      const int widths[] = {static_cast<int>(width)};
+      add_accesses(task, 0, 1U, widths, accesses);
+      return accesses.at(0);
+    };
+    const bool alike = below(4) != 0;
+    const Access a = part(heads_first), b = part(alike ? heads_first : !heads_first);
+    const std::set<std::uintptr_t> of_a = bytes_of(a), of_b = bytes_of(b);
+    const bool expected = std::any_of(of_a.begin(), of_a.end(), [&](std::uintptr_t byte) { return of_b.contains(byte); });
+    const bool found = have_common_bytes(a, b);
+    ASSERT_EQ(found, have_common_bytes(b, a)) << "seed " << seed << ", number " << number;
+    if (expected || alike) {
+      ASSERT_EQ(found, expected) << "seed " << seed << ", number " << number;
+    }
+    (expected ? common : apart) += 1;
+  }
+  EXPECT_GT(common, 200);
+  EXPECT_GT(apart, 200);
 }
 
 }  // namespace
