@@ -74,7 +74,7 @@ class AttendWarpgroupProducer {
     if (looks) {
       m_.note(Phase::look_at_values);
       landing_.wait(m_);
-      const bool any = holds_non_finite<P>(m_, to, flags_);
+      const bool any = hold_non_finite<P, 1>(m_, to, flags_);
       m_.fence_async();
       m_.each([&](int thread) {
         if (thread == 0) *tiles_.non_finite(buffer) = any ? 1 : 0;

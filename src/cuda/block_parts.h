@@ -17,8 +17,8 @@ struct BlockWork {
   std::int64_t group = 0, tile = 0, head = 0, batch = 0;
 };
 
-// from: a group that does not begin behind the block. Cost: the logarithm of the groups between.
-RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64_t block, std::int64_t from = 0) {
+// The group of a block. from: one that does not begin behind it. Cost: the logarithm of the groups between.
+RINGSPAN_DEVICE std::int64_t find_group(const AttendArguments& arguments, std::int64_t block, std::int64_t from = 0) {
   const auto begins = [&](std::int64_t group) { return arguments.groups[group].first_block; };
   std::int64_t low = from;
   std::int64_t step = 1;
@@ -28,7 +28,10 @@ RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64
     const std::int64_t middle = (low + high) / 2;
     (begins(middle) <= block ? low : high) = middle;
   }
-  const Group& group = arguments.groups[low];
+  return low;
+}
+// `number`: of the group.
+RINGSPAN_DEVICE BlockWork work_in(const Group& group, std::int64_t number, std::int64_t block) {
   const auto index = static_cast<std::uint32_t>(block - group.first_block);  // a launch has fewer than 2^31
   const auto together = static_cast<std::uint32_t>(group.together);
   const auto columns = static_cast<std::uint32_t>(group.columns);
@@ -37,7 +40,11 @@ RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64
   const std::uint32_t width = columns - first < together ? columns - first : together;
   const std::uint32_t column = first + index % share % width;
   const auto heads = static_cast<std::uint32_t>(group.heads);
-  return {low, index % share / width, group.head_first + column % heads * group.head_step, column / heads};
+  return {number, index % share / width, group.head_first + column % heads * group.head_step, column / heads};
+}
+RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64_t block, std::int64_t from = 0) {
+  const std::int64_t number = find_group(arguments, block, from);
+  return work_in(arguments.groups[number], number, block);
 }
 
 // Rows first .. first + count - 1 of (batch item, head) of a task.

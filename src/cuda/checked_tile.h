@@ -41,11 +41,24 @@ RINGSPAN_DEVICE bool looks_at_tile(const TileWalk<P>& walk, int tile, const kern
   return !walk.is_full(tile) || (P::kOptions && shape.dropout);
 }
 
-// By the side that copies, of a tile that has landed: whether it holds NaN or infinities. fence_async() has to follow, before
-// the next copy to where was read.
-template <typename P, typename M>
-RINGSPAN_DEVICE bool holds_non_finite(M& m, unsigned char* tile, typename M::template Registers<int, 1>& flags) {
-  find_non_finite<P, SwizzledTile<P::kCols>>(m, tile, flags);
+// By the side that copies, of tiles that have landed and lie one behind the other: whether they hold NaN or infinities.
+// fence_async() has to follow, before the next copy to where was read. One loop of few instructions, which are fetched anew for
+// every look.
+template <typename P, int kTiles, typename M>
+RINGSPAN_DEVICE bool hold_non_finite(M& m, unsigned char* tiles, typename M::template Registers<int, 1>& flags) {
+  constexpr int kPassBytes = M::kThreads * 16;
+  static_assert(P::kColTileBytes % kPassBytes == 0);
+  m.each([&](int thread) {
+    const unsigned char* at = tiles + thread * 16;
+    std::uint32_t found = 0;
+    RINGSPAN_UNROLL_4  // several reads under way
+        for (int pass = 0; pass < kTiles * P::kColTileBytes / kPassBytes; ++pass, at += kPassBytes) {
+      const Chunk chunk = m.load_shared(thread, at);
+      RINGSPAN_UNROLL
+      for (int word = 0; word < 4; ++word) found |= overflow_of_exponents<P::kType>(chunk.words[word]);
+    }
+    flags[thread][0] = found != 0 ? 1 : 0;
+  });
   return m.sync_any(flags);
 }
 

@@ -321,15 +321,12 @@ class GradientWarpgroupBlock {
 
   // NaN and infinities of the tile that is to be given back next, before its sums.
   RINGSPAN_DEVICE void exclude(const Walk& walk, int tile, int flags) {
-    if ((flags & (Tiles::kFirst | Tiles::kSecond)) == 0) return;
+    if ((flags & Tiles::kExcludes) == 0) return;
     const int buffer = column_ring_.buffer();
     const auto visible = [&](int thread) { return visible_pairs(walk, tile, buffer, thread); };
-    if ((flags & Tiles::kFirst) != 0) {
-      exclude_non_finite<P, false>(m_, tiles_.y1(buffer), y1_rows<kGradient>(work(), walk, tile, params_.shape), first_,
-                                   ds_weights_, tiles_.pairs(), visible);
-    }
+    exclude_non_finite<P, false>(m_, tiles_.y1(buffer), y1_rows<kGradient>(work(), walk, tile, params_.shape), first_,
+                                 ds_weights_, tiles_.pairs(), visible);
     if constexpr (!kOwnsQueries) {
-      if ((flags & Tiles::kSecond) == 0) return;
       exclude_non_finite<P, P::kOptions>(m_, tiles_.y2(buffer), y2_rows<kGradient>(work(), walk, tile, params_.shape), second_,
                                          p_weights_, tiles_.pairs(), visible);
     }

@@ -78,28 +78,26 @@ class GradientWarpgroupProducer {
   }
 
   // A tile with pairs that have to be looked at is waited for and searched.
-  RINGSPAN_DEVICE void copy_columns(const Work& work, const Walk& walk, int tile, bool looks) {
+  RINGSPAN_DEVICE void copy_columns(const Work& work, const Walk& walk, int tile, bool looks_at_all) {
     const kernels::AttendShape& shape = arguments_.params.shape;
     const int buffer = column_ring_.buffer();
+    const bool looks = looks_at_all || !walk.is_full(tile);
     m_.note(Phase::wait_for_buffer);
     column_ring_.acquire(m_);
     m_.note(Phase::copy);
-    bool checked = looks || !walk.is_full(tile);
-    if constexpr (!kOwnsQueries) checked = copy_statistics(work, walk, tile, buffer) || checked;
-    const std::uint32_t barrier = checked ? landing_.barrier() : column_ring_.full();
+    const std::uint32_t barrier = looks ? landing_.barrier() : column_ring_.full();
     copy(tiles_.y1(buffer), walk, tile, work.first, barrier, [&] { return y1_rows<kGradient>(work, walk, tile, shape); });
     copy(tiles_.y2(buffer), walk, tile, work.second, barrier, [&] { return y2_rows<kGradient>(work, walk, tile, shape); });
-    int flags = 0;
-    if (checked) {
+    bool excludes = false;
+    if constexpr (!kOwnsQueries) excludes = copy_statistics(work, walk, tile, buffer, looks);
+    if (looks) {
       m_.note(Phase::look_at_values);
       landing_.wait(m_);
-      flags = Tiles::kChecked;
-      if (holds_non_finite<P>(m_, tiles_.y1(buffer), non_finite_)) flags |= Tiles::kFirst;
-      if (!kOwnsQueries && holds_non_finite<P>(m_, tiles_.y2(buffer), non_finite_)) flags |= Tiles::kSecond;
+      excludes = hold_non_finite < P, kOwnsQueries ? 1 : 2 > (m_, tiles_.y1(buffer), non_finite_);
       m_.fence_async();
     }
     m_.each([&](int thread) {
-      if (thread == 0) *tiles_.flags(buffer) = flags;
+      if (thread == 0) *tiles_.flags(buffer) = excludes ? Tiles::kChecked | Tiles::kExcludes : looks ? Tiles::kChecked : 0;
     });
     column_ring_.publish(m_);
   }
@@ -110,8 +108,9 @@ class GradientWarpgroupProducer {
                                                barrier, rows_of);
   }
 
-  // Returns whether there is a row with lse = -inf; rows beyond the last one have that too, and the tile is not full anyway.
-  RINGSPAN_DEVICE bool copy_statistics(const Work& work, const Walk& walk, int tile, int buffer) {
+  // Returns, of a tile that is not looked at anyway, whether there is a row with lse = -inf: then all of it is taken to have to
+  // be looked at. Its copies are under way.
+  RINGSPAN_DEVICE bool copy_statistics(const Work& work, const Walk& walk, int tile, int buffer, bool looks) {
     const auto lse = view_of<const float>(work.task.lse, work.batch, walk.head);
     const auto delta = view_of<const float>(work.task.delta, work.batch, walk.head);
     m_.each([&](int thread) {
@@ -124,7 +123,7 @@ class GradientWarpgroupProducer {
       tiles_.delta(buffer)[thread] = valid ? *delta.row(row) : 0.0F;
       non_finite_[thread][0] = of_row == kMinusInfinity ? 1 : 0;
     });
-    return m_.sync_any(non_finite_);
+    return !looks && m_.sync_any(non_finite_);
   }
 
   // Tiles [begin, end), which all rows see whole and which have maps: in a loop of few instructions, since nobody multiplies
@@ -190,7 +189,7 @@ class GradientWarpgroupProducer {
         const float lse = statistics_[thread][part];
         tiles_.lse(buffer)[thread % 32 + part * 32] = lse;
         tiles_.delta(buffer)[thread % 32 + part * 32] = statistics_[thread][2 + part];
-        if (lse == kMinusInfinity) *tiles_.flags(buffer) = Tiles::kChecked | Tiles::kFirst | Tiles::kSecond;
+        if (lse == kMinusInfinity) *tiles_.flags(buffer) = Tiles::kChecked | Tiles::kExcludes;
       }
     });
   }

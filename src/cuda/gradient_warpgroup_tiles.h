@@ -13,8 +13,8 @@ namespace ringspan::cuda {
 template <typename P>
 struct GradientTiles {
   static constexpr int kBuffers = P::kDim == 64 ? 4 : 3;  // what there is room for
-  // Of a tile: its pairs have to be looked at one by one; y1, y2 hold NaN or infinities.
-  enum Flag : int { kChecked = 1, kFirst = 2, kSecond = 4 };
+  // Of a tile: its pairs have to be looked at one by one; there may be NaN or infinities in it.
+  enum Flag : int { kChecked = 1, kExcludes = 2 };
 
   template <typename M>
   RINGSPAN_DEVICE GradientTiles(const M& m, unsigned char* shared)

@@ -7,7 +7,9 @@
 // resident runs a block does not show in its results.
 //
 // Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident, and
-// some times the latency of the device's memory per task.
+// some times the latency of the device's memory per group, and per task where a group has several: what the block before had
+// too is not looked up again. Instructions are what this is short of: they run once per task, each few of them are fetched
+// anew.
 #pragma once
 
 #include "cuda/block_parts.h"
@@ -58,11 +60,13 @@ struct TaskWork {
   }
 };
 
-// The slots, and the number of a block on its way from one thread of the side that copies to all.
+// The slots, the group of the block that was entered last, and the number of a block on its way from one thread of the side
+// that copies to all.
 template <typename P>
 struct WorkSlots {
   static constexpr int kSlots = 2;
   TaskWork<P> work[kSlots];
+  Group group;
   int taken;
 };
 using WorkRing = TileRing<2>;
@@ -103,9 +107,13 @@ class WorkList {
       ring_.publish(m_);
       return nullptr;
     }
-    const Group& group = arguments_.groups[group_];
+    const Group& group = slots_.group;
     const Task* const tasks = arguments_.tasks + group.first_task;
-    copy_tasks(work, tasks[index_]);
+    const Work& before = slots_.work[ring_.buffer(1)];
+    const bool is_known = !is_new_group_ && group.task_count == 1;
+    const bool has_places = is_known && before.batch == batch_;
+    is_new_group_ = false;
+    copy_tasks(work, before, is_known ? before.task : tasks[index_]);
     m_.note(Phase::look_at_rows);
     const Task& task = work.task;
     if (index_ == 0) own_rows(group, task);
@@ -133,10 +141,10 @@ class WorkList {
         work.heads_begin = static_cast<int>(heads.begin);
         work.heads_end = static_cast<int>(heads.end);
         work.walk = walk_of(work, task, count, heads);
-      } else if (thread == 32) {
-        work.first = first_place(task, count, heads);
-      } else if (thread == 64) {
-        work.second = second_place(task, count, heads);
+      } else if (thread == 32 || thread == 64) {  // the same instructions
+        const bool second = thread == 64;
+        TilePlace& place = second ? work.second : work.first;
+        place = !has_places ? place_of(task, second, count) : second ? before.second : before.first;
       }
     });
     m_.sync();
@@ -165,12 +173,29 @@ class WorkList {
     }
     has_begun_ = true;
     has_reserved_ = false;
-    const BlockWork place = find_work(arguments_, block_, group_);
-    group_ = static_cast<int>(place.group);
+    if (block_ >= group_end_) enter_group();
+    const BlockWork place = work_in(slots_.group, group_, block_);
     batch_ = static_cast<int>(place.batch);
     head_ = static_cast<int>(place.head);
     tile_ = static_cast<int>(place.tile);
     return true;
+  }
+
+  // Nobody looks at the group before any more.
+  RINGSPAN_DEVICE void enter_group() {
+    group_ = static_cast<int>(find_group(arguments_, block_, group_));
+    const bool is_last = group_ + 1 == arguments_.group_count;
+    group_end_ = static_cast<int>(is_last ? arguments_.blocks : arguments_.groups[group_ + 1].first_block);
+    is_new_group_ = true;
+    m_.each([&](int thread) { copy_words(slots_.group, arguments_.groups[group_], thread); });
+    m_.sync();
+  }
+  template <typename T>
+  RINGSPAN_DEVICE void copy_words(T& to, const T& from, int thread) const {
+    using Word = std::uint64_t;
+    static_assert(sizeof(T) % sizeof(Word) == 0 && sizeof(T) / sizeof(Word) <= M::kThreads);
+    if (thread >= static_cast<int>(sizeof(T) / sizeof(Word))) return;
+    reinterpret_cast<Word*>(&to)[thread] = reinterpret_cast<const Word*>(&from)[thread];
   }
 
   // Each resident asks once too often; who was the last of all to ask leaves the counter as the next launch needs it.
@@ -182,16 +207,10 @@ class WorkList {
   }
 
   // What is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.
-  RINGSPAN_DEVICE void copy_tasks(Work& work, const Task& task) {
-    using Word = std::uint64_t;
-    static_assert(sizeof(Task) % sizeof(Word) == 0 && sizeof(Task) / sizeof(Word) <= M::kThreads);
-    const Work& before = slots_.work[ring_.buffer(1)];
+  RINGSPAN_DEVICE void copy_tasks(Work& work, const Work& before, const Task& task) {
     m_.each([&](int thread) {
-      if (thread >= static_cast<int>(sizeof(Task) / sizeof(Word))) return;
-      const Word word = reinterpret_cast<const Word*>(&task)[thread];
-      reinterpret_cast<Word*>(&work.task)[thread] = word;
-      reinterpret_cast<Word*>(&work.first_task)[thread] =
-          index_ == 0 ? word : reinterpret_cast<const Word*>(&before.first_task)[thread];
+      copy_words(work.task, task, thread);
+      copy_words(work.first_task, index_ == 0 ? task : before.first_task, thread);
     });
     m_.sync();
   }
@@ -209,21 +228,17 @@ class WorkList {
     const auto range_of = [&](int row) { return kernels::IndexRange{work.begin[row], work.end[row]}; };
     return TileWalk<P>::of(range_of(0), range_of(rows_ - 1), count, kOwnsQueries ? kv_head(task, heads.begin) : heads.begin);
   }
-  RINGSPAN_DEVICE TilePlace first_place(const Task& task, std::int64_t count, const kernels::IndexRange& heads) const {
-    const int width = arguments_.params.shape.head_dim;
-    if constexpr (kOwnsQueries) return place_of(task.k, width, task, count, heads);
-    return place_of(task.q, width, task, count, heads);
-  }
-  RINGSPAN_DEVICE TilePlace second_place(const Task& task, std::int64_t count, const kernels::IndexRange& heads) const {
-    const int width = arguments_.params.shape.head_dim_v;
-    if constexpr (kOwnsQueries) return place_of(task.v, width, task, count, heads);
-    return place_of(task.d_out, width, task, count, heads);
-  }
-  template <typename Operand>
-  RINGSPAN_DEVICE TilePlace place_of(const Operand& operand, int width, const Task& task, std::int64_t count,
-                                     const kernels::IndexRange& heads) const {
-    const std::int64_t end = kOwnsQueries ? kv_head(task, heads.begin) + 1 : heads.end;
-    return find_place(arguments_.maps, operand, width, count, static_cast<int>(end), batch_);
+  // Of the first or the second operand on the other side, for all heads of the task.
+  RINGSPAN_DEVICE TilePlace place_of(const Task& task, bool second, std::int64_t count) const {
+    const kernels::AttendShape& shape = arguments_.params.shape;
+    const int width = second ? shape.head_dim_v : shape.head_dim;
+    if constexpr (kOwnsQueries) {
+      const int heads = kv_head(task, task.head_count - 1) + 1;
+      return find_place(arguments_.maps, second ? task.v : task.k, width, count, heads, batch_);
+    } else {
+      const auto heads = static_cast<int>(task.head_count);
+      return find_place(arguments_.maps, second ? task.d_out : task.q, width, count, heads, batch_);
+    }
   }
 
   RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task) const {
@@ -276,6 +291,8 @@ class WorkList {
   int block_;
   bool has_begun_ = false, has_reserved_ = false;
   int group_ = 0;
+  int group_end_ = 0;  // the first block that it does not have
+  bool is_new_group_ = false;
   int index_ = 0;  // of the task in the group
   int batch_ = 0, head_ = 0, tile_ = 0, first_row_ = 0, rows_ = 0;
   typename M::template Registers<bool, 1> seen_;
