@@ -62,7 +62,7 @@ struct RowArguments {
   const kernels::RowTask* tasks = nullptr;
   const std::int64_t* first_blocks = nullptr;
   std::int64_t task_count = 0;
-  static constexpr std::size_t kShort = 4;
+  static constexpr std::size_t kShort = 12;
   kernels::RowTask short_tasks[kShort];
   std::int64_t short_first_blocks[kShort] = {};
   RINGSPAN_DEVICE const kernels::RowTask& task(std::int64_t index) const {
@@ -72,6 +72,7 @@ struct RowArguments {
     return (first_blocks != nullptr ? first_blocks : short_first_blocks)[index];
   }
 };
+static_assert(sizeof(RowArguments) <= 4096);  // all that a launch may bring along
 
 struct SinkArguments {
   const kernels::RowTask* tasks = nullptr;

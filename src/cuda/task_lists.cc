@@ -196,8 +196,8 @@ const AttendLists& TaskLists::attend(TileKernel kernel, Owner owner, const kerne
 }
 
 const RowLists& TaskLists::rows(const RowLists::Key& key, std::span<const kernels::RowTask> tasks) {
-  // What launches bring along takes no room here, and as long to make as to find.
-  if (tasks.size() <= RowArguments::kShort) return rows_.latest = row_lists(key, tasks);
+  constexpr std::size_t kFew = 2;  // take as long to make as to find
+  if (tasks.size() <= kFew) return rows_.latest = row_lists(key, tasks);
   return find(rows_, key, tasks, [&] {
     RowLists lists = row_lists(key, tasks);
     const auto is_long = [](const RowLists::Wave& wave) {

@@ -109,8 +109,10 @@ class Executor {
   void run_stage(std::int32_t index, const Stage& stage);
   void post(const Stage& stage);
   void wait_for_messages();
+  void enqueue(std::span<const Launch> launches);
   void enqueue(const Launch& launch);
   void drain();
+  void add_row_tasks(const Launch& launch);
   void add_attend_tasks(const Launch& launch);
   void attend_on_device(const Launch& launch);
   void launch_on_device(const Launch& launch, std::size_t first);

@@ -10,6 +10,12 @@ namespace {
 constexpr std::uint64_t kCallMask = (std::uint64_t{1} << 32) - 1;
 static_assert(kPlanRounds == 0 && (kCallMask + 1) << kPlanRoundBits <= kPlanRoundsEnd);
 
+// Whether a device may be given the row tasks of both at once: it keeps the order of those that touch the same rows.
+bool are_alike(const Launch& a, const Launch& b) {
+  return a.kind == b.kind && a.width == b.width && a.value == b.value && a.with_sinks == b.with_sinks &&
+         a.kind != LaunchKind::sum_sinks && a.kind != LaunchKind::sink_gradient && !is_attention(a.kind);
+}
+
 }  // namespace
 
 void Executor::run() {
@@ -49,7 +55,7 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   calls_.clear();
   requests_.clear();
   const auto begin = Clock::now();
-  for (const Launch& launch : stage.before) enqueue(launch);
+  enqueue(stage.before);
   if (mirror_) copy_messages(stage, true);
   const bool waits = device_ != nullptr ? !stage.rounds.empty() && stream_messages_ == nullptr : !stage.before.empty();
   if (waits) drain();
@@ -58,7 +64,7 @@ void Executor::run_stage(std::int32_t index, const Stage& stage) {
   post(stage);
   if (!options_.overlap) wait_for_messages();
   const auto posted = Clock::now();
-  for (const Launch& launch : stage.compute) enqueue(launch);
+  enqueue(stage.compute);
   if (!stage.compute.empty() && device_ == nullptr) drain();
   const auto computed = Clock::now();
   const bool communicates = !requests_.empty();
@@ -117,10 +123,25 @@ void Executor::begin_copies(const Stage& stage) {
   device_->begin_copies();
   for (const Launch& launch : stage.copies) {
     const std::size_t first = row_tasks_.size();
-    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-      row_tasks_.push_back(resolve_row(memory_, launch.kind, memory_.program->row_items[static_cast<std::size_t>(index)]));
-    }
+    add_row_tasks(launch);
     device_->copy_rows({row_tasks_.data() + first, static_cast<std::size_t>(launch.count)}, launch.width);
+  }
+}
+
+// Row launches that are alike and follow each other are one on a device, where a launch takes longer than most of them run.
+void Executor::enqueue(std::span<const Launch> launches) {
+  for (std::size_t index = 0; index < launches.size();) {
+    const Launch& launch = launches[index];
+    if (device_ == nullptr || !are_alike(launch, launch)) {
+      enqueue(launch);
+      ++index;
+      continue;
+    }
+    const std::size_t first = row_tasks_.size();
+    for (; index < launches.size() && are_alike(launch, launches[index]); ++index) add_row_tasks(launches[index]);
+    if (row_tasks_.size() == first) continue;
+    device_->rows(launch, std::span<const kernels::RowTask>(row_tasks_).subspan(first),
+                  launch.with_sinks ? bindings_.sinks : nullptr);
   }
 }
 
@@ -139,13 +160,17 @@ void Executor::enqueue(const Launch& launch) {
     add_attend_tasks(launch);
   } else if (launch.kind != LaunchKind::sum_sinks) {
     call.first = row_tasks_.size();
-    for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
-      row_tasks_.push_back(resolve_row(memory_, launch.kind, memory_.program->row_items[static_cast<std::size_t>(index)]));
-    }
+    add_row_tasks(launch);
   }
   if (device_ != nullptr) return launch_on_device(launch, call.first);
   calls_.push_back(call);
   queue_->launch({&Executor::run_call, &calls_.back()});
+}
+
+void Executor::add_row_tasks(const Launch& launch) {
+  for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
+    row_tasks_.push_back(resolve_row(memory_, launch.kind, memory_.program->row_items[static_cast<std::size_t>(index)]));
+  }
 }
 
 void Executor::add_attend_tasks(const Launch& launch) {
@@ -178,11 +203,9 @@ void Executor::launch_on_device(const Launch& launch, std::size_t first) {
   if (launch.kind == LaunchKind::sum_sinks) {
     return device_->sum_sinks(sink_gradient(0), plan_->problem.heads, plan_->problem.ranks, bindings_.dsinks);
   }
+  RINGSPAN_CHECK(launch.kind == LaunchKind::sink_gradient);
   const std::span<const kernels::RowTask> tasks(row_tasks_.data() + first, count);
-  if (launch.kind == LaunchKind::sink_gradient) {
-    return device_->sink_gradient(tasks, bindings_.sinks, sink_gradient(plan_->rank), plan_->problem.heads);
-  }
-  device_->rows(launch, tasks, launch.with_sinks ? bindings_.sinks : nullptr);
+  device_->sink_gradient(tasks, bindings_.sinks, sink_gradient(plan_->rank), plan_->problem.heads);
 }
 
 // Waits for everything launched so far.
