@@ -25,6 +25,7 @@ class Gather {
   struct Guest {
     int owner = 0;
     std::vector<Entry> entries;
+    RegionId gradients = -1;  // backward: in float32, as a bundle of them lies
   };
 
   Rows rows_of(const Progression& owners, bool queries);
@@ -69,6 +70,11 @@ class Gather {
   };
   std::array<RowsAt, 2> rows_at_;  // keys, queries
 };
+
+// Gradients that travel as they were summed.
+bool are_sums(const std::vector<Part>& parts) {
+  return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.dtype == DType::float32; });
+}
 
 std::vector<Assignment> assignments_of(const Setting& setting) {
   std::vector<Assignment> assignments;
@@ -204,14 +210,16 @@ void Gather::compute() {
   std::vector<Launch>& rest = builder_.stage(1, "gathered rows").compute;
   for (Guest& guest : queries_) {
     if (backward) {
-      pass_.add_gradients(guest.entries, false, builder_.region("dq of a peer", Component::gradients), rest);
+      guest.gradients = builder_.region("dq of a peer", Component::gradients);
+      pass_.add_gradients(guest.entries, false, guest.gradients, rest);
     } else {
       pass_.add_state(guest.entries, builder_.region("state of a peer", Component::state), rest);
     }
   }
   if (backward) {
     for (Guest& guest : keys_) {
-      pass_.add_gradients(guest.entries, true, builder_.region("dk, dv of a peer", Component::gradients), rest);
+      guest.gradients = builder_.region("dk, dv of a peer", Component::gradients);
+      pass_.add_gradients(guest.entries, true, guest.gradients, rest);
     }
   }
   if (own) {
@@ -231,12 +239,15 @@ void Gather::return_queries() {
   for (const Guest& guest : queries_) {
     std::vector<Box> boxes;
     for (const Entry& entry : guest.entries) boxes.push_back(entry.box);
-    const std::int32_t bundle = builder_.bundle(boxes, pass_.query_results(complete_q_));
-    const RegionId region = builder_.region("results for a peer", Component::staging);
-    if (pass_.is_backward()) {
-      pass_.pack(rest, guest.entries, bundle, region);
-    } else {
+    const std::vector<Part> parts = pass_.query_results(complete_q_);
+    const std::int32_t bundle = builder_.bundle(boxes, parts);
+    RegionId region = guest.gradients;
+    if (!pass_.is_backward()) {
+      region = builder_.region("results for a peer", Component::staging);
       pass_.finalize_into(rest, guest.entries, bundle, region, complete_q_);
+    } else if (!are_sums(parts)) {
+      region = builder_.region("results for a peer", Component::staging);
+      pass_.pack(rest, guest.entries, bundle, region);
     }
     builder_.send(2, 0, guest.owner, region, bundle, guest.owner, complete_q_ ? TransferOp::copy : TransferOp::merge);
   }
@@ -247,9 +258,13 @@ void Gather::return_keys() {
   for (const Guest& guest : keys_) {
     std::vector<Box> boxes;
     for (const Entry& entry : guest.entries) boxes.push_back(entry.box);
-    const std::int32_t bundle = builder_.bundle(boxes, pass_.key_results(complete_k_));
-    const RegionId region = builder_.region("dk, dv for a peer", Component::staging);
-    pass_.pack(builder_.stage(1).compute, guest.entries, bundle, region);
+    const std::vector<Part> parts = pass_.key_results(complete_k_);
+    const std::int32_t bundle = builder_.bundle(boxes, parts);
+    RegionId region = guest.gradients;
+    if (!are_sums(parts)) {
+      region = builder_.region("dk, dv for a peer", Component::staging);
+      pass_.pack(builder_.stage(1).compute, guest.entries, bundle, region);
+    }
     builder_.send(2, 1, guest.owner, region, bundle, guest.owner, complete_k_ ? TransferOp::copy : TransferOp::add);
   }
 }
