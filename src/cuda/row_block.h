@@ -44,7 +44,7 @@ class RowBlock {
   static_assert(kRowSteps % kTogether == 0);
 
   struct Row {
-    int batch, row, head;
+    std::uint32_t batch, row, head;
     bool exists;  // else it is the first one of the task
   };
   // What a thread knows of a row before it changes any of it.
@@ -98,11 +98,12 @@ class RowBlock {
   }
 
   struct Place {
-    int batch, row, head;
+    std::uint32_t batch, row, head;
   };
   RINGSPAN_DEVICE Place place_of(std::int64_t index) const {
     const auto split = [&](auto of, auto rows, auto heads) -> Place {
-      return {static_cast<int>(of / heads / rows), static_cast<int>(of / heads % rows), static_cast<int>(of % heads)};
+      return {static_cast<std::uint32_t>(of / heads / rows), static_cast<std::uint32_t>(of / heads % rows),
+              static_cast<std::uint32_t>(of % heads)};
     };
     if ((index | task_.row_count | task_.head_count) >> 32 != 0) return split(index, task_.row_count, task_.head_count);
     return split(static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(task_.row_count),
@@ -110,8 +111,8 @@ class RowBlock {
   }
 
   RINGSPAN_DEVICE void place_rows(std::int64_t first) {
-    const int rows = static_cast<int>(task_.row_count), heads = static_cast<int>(task_.head_count);
-    const std::int64_t count = task_.batch_count * task_.row_count * heads;
+    const auto rows = static_cast<std::uint32_t>(task_.row_count), heads = static_cast<std::uint32_t>(task_.head_count);
+    const std::int64_t count = task_.batch_count * task_.row_count * task_.head_count;
     const Place step = place_of(rows_at_a_time());
     m_.each([&](int thread) {
       const std::int64_t index = first + (thread >> lanes_log2_);
@@ -133,7 +134,9 @@ class RowBlock {
 
   RINGSPAN_DEVICE std::int64_t offset(int operand, const Row& row) const {
     const kernels::Operand& view = task_.operands[operand];
-    return row.batch * view.batch_stride + row.row * view.row_stride + row.head * view.head_stride;
+    const auto steps = [](std::uint32_t count, std::int64_t stride) { return count * static_cast<std::uint64_t>(stride); };
+    return static_cast<std::int64_t>(steps(row.batch, view.batch_stride) + steps(row.row, view.row_stride) +
+                                     steps(row.head, view.head_stride));
   }
   RINGSPAN_DEVICE DType dtype(int operand) const { return task_.operands[operand].dtype; }
   // Of operands with one element per row: float32.
@@ -255,14 +258,7 @@ class RowBlock {
     } else if constexpr (kOp == RowOp::copy) {
       copy<kCount>();
     } else if constexpr (kOp == RowOp::add) {
-      each_run<kCount, 0, 1>([&](int thread, int u, int e, const auto& bits) {
-        float more[kCount], sum[kCount];
-        floats_of(bits[0], dtype(0), more);
-        floats_of(bits[1], dtype(1), sum);
-        RINGSPAN_UNROLL
-        for (int i = 0; i < kCount; ++i) sum[i] += more[i];
-        store_floats(1, rows_[thread][u], e, sum);
-      });
+      add<kCount>();
     } else if constexpr (kOp == RowOp::merge) {
       merge<kCount, 2, 3, 4, 0>();
     } else if constexpr (kOp == RowOp::merge_states) {
@@ -283,6 +279,39 @@ class RowBlock {
       float values[kCount];
       floats_of(bits[0], dtype(0), values);
       store_floats(1, rows_[thread][u], e, values);
+    });
+  }
+
+  template <int kCount>
+  RINGSPAN_DEVICE void add() {
+    m_.each([&](int thread) {
+      for (int e = lane_of(thread) * kCount; e < arguments_.width; e += kCount << lanes_log2_) {
+        float sums[kTogether][kCount];
+        Bits<kCount> bits[kTogether];
+        const auto load_rows = [&](int operand) {
+          RINGSPAN_UNROLL
+          for (int u = 0; u < kTogether; ++u) bits[u] = load<kCount>(operand, rows_[thread][u], e);
+        };
+        load_rows(1);
+        RINGSPAN_UNROLL
+        for (int u = 0; u < kTogether; ++u) floats_of(bits[u], dtype(1), sums[u]);
+        RINGSPAN_NO_UNROLL
+        for (int source = 0; source < 6; source += source == 0 ? 2 : 1) {
+          if (task_.operands[source].data == nullptr) break;
+          load_rows(source);
+          RINGSPAN_UNROLL
+          for (int u = 0; u < kTogether; ++u) {
+            float more[kCount];
+            floats_of(bits[u], dtype(source), more);
+            RINGSPAN_UNROLL
+            for (int i = 0; i < kCount; ++i) sums[u][i] += more[i];
+          }
+        }
+        RINGSPAN_UNROLL
+        for (int u = 0; u < kTogether; ++u) {
+          if (rows_[thread][u].exists) store_floats(1, rows_[thread][u], e, sums[u]);
+        }
+      }
     });
   }
 

@@ -11,15 +11,16 @@ namespace ringspan::cuda {
 inline constexpr int kRowThreads = 128;  // of a block
 inline constexpr int kRowSteps = 8;      // rows that a thread has a part in
 
-// A bit per operand (kernels/rowwise.h).
+// A bit per operand (kernels/rowwise.h). Of add operands 2 to 5 are more sources, added in this order, as far as there are any.
 constexpr unsigned wide_operands(RowOp op) {
   switch (op) {
     case RowOp::fill:
       return 0b1;
     case RowOp::copy:
-    case RowOp::add:
     case RowOp::delta:
       return 0b11;
+    case RowOp::add:
+      return 0b111111;
     case RowOp::merge:
       return 0b10001;
     case RowOp::merge_states:

@@ -24,7 +24,7 @@ using kernels::RowTask;
 // at multiples of four elements.
 class Rows : public ::testing::TestWithParam<bool> {
  protected:
-  static constexpr std::int64_t kFloats = 60000;
+  static constexpr std::int64_t kFloats = 300000;
 
   Rows() : device_(make_emulated_runtime(1)), host_(kFloats), memory_(device_.allocate(kFloats * 4)) {
     device_.reserve(internal::task_list_bytes(1000, 0, 1000));
@@ -132,6 +132,14 @@ TEST_P(Rows, FillCopyAndAdd) {
     launch.kind = LaunchKind::add;
     expect_same_bits(run(launch, tasks, [&](auto list, const auto& context) { kernels::add_rows(list, width, context); }),
                      "add");
+    std::vector<RowTask> more(tasks.begin(), tasks.end() - 1);  // again and again to the same targets
+    for (int index = 0; index < 17; ++index) {
+      RowTask task = tasks[static_cast<std::size_t>(index % 3)];
+      if (index > 8) task.operands[0] = place(task, width, kTypes[below(3)]);
+      more.push_back(task);
+    }
+    expect_same_bits(run(launch, more, [&](auto list, const auto& context) { kernels::add_rows(list, width, context); }),
+                     "several adds");
     launch.kind = LaunchKind::copy;
     expect_same_bits(run(launch, tasks, [&](auto list, const auto& context) { kernels::copy_rows(list, width, context); }),
                      "copy");

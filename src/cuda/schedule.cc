@@ -345,8 +345,9 @@ RowOperands operands_of(RowOp op, int width) {
       case RowOp::fill:
         return {1, 0b1};
       case RowOp::copy:
-      case RowOp::add:
         return {2, 0b10};
+      case RowOp::add:
+        return {6, 0b10};
       case RowOp::merge:
         return {5, 0b11100};
       case RowOp::merge_states:
