@@ -17,19 +17,6 @@ struct BlockWork {
   std::int64_t group = 0, tile = 0, head = 0, batch = 0;
 };
 
-// The group of a block. from: one that does not begin behind it. Cost: the logarithm of the groups between.
-RINGSPAN_DEVICE std::int64_t find_group(const AttendArguments& arguments, std::int64_t block, std::int64_t from = 0) {
-  const auto begins = [&](std::int64_t group) { return arguments.groups[group].first_block; };
-  std::int64_t low = from;
-  std::int64_t step = 1;
-  for (; low + step < arguments.group_count && begins(low + step) <= block; step *= 2) low += step;
-  std::int64_t high = low + step < arguments.group_count ? low + step : arguments.group_count;
-  while (high - low > 1) {
-    const std::int64_t middle = (low + high) / 2;
-    (begins(middle) <= block ? low : high) = middle;
-  }
-  return low;
-}
 // `number`: of the group.
 RINGSPAN_DEVICE BlockWork work_in(const Group& group, std::int64_t number, std::int64_t block) {
   const auto index = static_cast<std::uint32_t>(block - group.first_block);  // a launch has fewer than 2^31
@@ -42,9 +29,14 @@ RINGSPAN_DEVICE BlockWork work_in(const Group& group, std::int64_t number, std::
   const auto heads = static_cast<std::uint32_t>(group.heads);
   return {number, index % share / width, group.head_first + column % heads * group.head_step, column / heads};
 }
-RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64_t block, std::int64_t from = 0) {
-  const std::int64_t number = find_group(arguments, block, from);
-  return work_in(arguments.groups[number], number, block);
+// Cost: the logarithm of the groups.
+RINGSPAN_DEVICE BlockWork find_work(const AttendArguments& arguments, std::int64_t block) {
+  std::int64_t low = 0, high = arguments.group_count;
+  while (high - low > 1) {
+    const std::int64_t middle = (low + high) / 2;
+    (arguments.groups[middle].first_block <= block ? low : high) = middle;
+  }
+  return work_in(arguments.groups[low], low, block);
 }
 
 // Rows first .. first + count - 1 of (batch item, head) of a task.

@@ -50,14 +50,14 @@ RINGSPAN_DEVICE bool hold_non_finite(M& m, unsigned char* tiles, typename M::tem
   static_assert(P::kColTileBytes % kPassBytes == 0);
   m.each([&](int thread) {
     const unsigned char* at = tiles + thread * 16;
-    std::uint32_t found = 0;
+    std::uint32_t notes = 0;
     RINGSPAN_UNROLL_4  // several reads under way
         for (int pass = 0; pass < kTiles * P::kColTileBytes / kPassBytes; ++pass, at += kPassBytes) {
       const Chunk chunk = m.load_shared(thread, at);
       RINGSPAN_UNROLL
-      for (int word = 0; word < 4; ++word) found |= overflow_of_exponents<P::kType>(chunk.words[word]);
+      for (int word = 0; word < 4; ++word) notes = M::template note_non_finite<P::kType>(chunk.words[word], notes);
     }
-    flags[thread][0] = found != 0 ? 1 : 0;
+    flags[thread][0] = (notes & 0x7fff7fffU) != 0 ? 1 : 0;
   });
   return m.sync_any(flags);
 }

@@ -36,6 +36,16 @@ class CudaMachine {
     return floats;
   }
   template <DType kType>
+  static __device__ __forceinline__ std::uint32_t note_non_finite(std::uint32_t pair, std::uint32_t notes) {
+    std::uint32_t sum;
+    if constexpr (kType == DType::bfloat16) {
+      asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(0), "r"(notes));
+    } else {
+      asm("fma.rn.f16x2 %0, %1, %2, %3;" : "=r"(sum) : "r"(pair), "r"(0), "r"(notes));
+    }
+    return sum;
+  }
+  template <DType kType>
   static __device__ __forceinline__ float exp(float x) {
     if constexpr (kType == DType::float32) return expf(x);
     return exp2<kType>(x * kLog2E);

@@ -43,6 +43,11 @@ class EmulatedMachine {
     return floats;
   }
   template <DType kType>
+  static std::uint32_t note_non_finite(std::uint32_t pair, std::uint32_t notes) {
+    const FloatPair values = unpack<kType>(pair), sums = unpack<kType>(notes);
+    return pack<kType>(0.0F * values.low + sums.low, 0.0F * values.high + sums.high);
+  }
+  template <DType kType>
   static float exp(float x) {
     return std::exp(x);
   }

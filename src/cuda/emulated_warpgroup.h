@@ -54,6 +54,10 @@ class EmulatedHopperMachine {
     return EmulatedMachine<32>::pack<kType>(low, high);
   }
   template <DType kType>
+  static std::uint32_t note_non_finite(std::uint32_t pair, std::uint32_t notes) {
+    return EmulatedMachine<32>::note_non_finite<kType>(pair, notes);
+  }
+  template <DType kType>
   static float exp(float x) {
     return std::exp(x);
   }

@@ -23,6 +23,7 @@
 //   mma<kType>(c, j, a, b, i)  C += A B, m16n8k16, 16-bit operands, float32 sums: C is c[thread][4 j .. 4 j + 3], A is a, B is
 //                              b[thread][2 i .. 2 i + 1]
 //   unpack<kType>(pair)        a pair of 16-bit elements as floats
+//   note_non_finite<kType>(pair, notes)   of 16-bit elements: 0 x pair + notes, which stays +-0 until one is NaN or infinite
 //   pack<kType>(low, high)     two floats rounded to 16 bits; exp<kType>(x), exp2<kType>(x), as exact as results of that type
 //                              need: for 16 bits, denormal results are 0
 //   reciprocal(x)              1 / x of x >= 1, infinity included, to some units in the last place, without a branch

@@ -192,8 +192,7 @@ TEST(Schedule, BlocksOfHeavyTilesComeFirst) {
   }
 }
 
-// Wherever the search begins, at the group or before it.
-TEST(Schedule, BlocksAreFoundFromAnyEarlierGroup) {
+TEST(Schedule, BlocksAreFoundInTheirGroups) {
   for (const std::int64_t count : {1, 2, 3, 7, 40}) {
     std::vector<Group> groups(static_cast<std::size_t>(count));
     std::int64_t blocks = 0;
@@ -209,11 +208,9 @@ TEST(Schedule, BlocksAreFoundFromAnyEarlierGroup) {
     std::int64_t expected = 0;
     for (std::int64_t block = 0; block < blocks; ++block) {
       if (expected + 1 < count && groups[static_cast<std::size_t>(expected + 1)].first_block == block) ++expected;
-      for (std::int64_t from = 0; from <= expected; ++from) {
-        const BlockWork work = find_work(arguments, block, from);
-        ASSERT_EQ(work.group, expected) << count << " groups, block " << block << " from " << from;
-        ASSERT_LT(work.tile, groups[static_cast<std::size_t>(expected)].tiles);
-      }
+      const BlockWork work = find_work(arguments, block);
+      ASSERT_EQ(work.group, expected) << count << " groups, block " << block;
+      ASSERT_LT(work.tile, groups[static_cast<std::size_t>(expected)].tiles);
     }
   }
 }

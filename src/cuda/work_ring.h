@@ -60,19 +60,22 @@ struct TaskWork {
   }
 };
 
-// The slots, the group of the block that was entered last, and the number of a block on its way from one thread of the side
-// that copies to all.
+// The slots; the group of the block that was entered last; and on its way from one thread of the side that copies to all, a
+// block's number.
 template <typename P>
 struct WorkSlots {
   static constexpr int kSlots = 2;
   TaskWork<P> work[kSlots];
   Group group;
+  int group_number, group_end;  // which it is; the first block that it does not have
   int taken;
 };
 using WorkRing = TileRing<2>;
 
 // The tasks of a resident's blocks, one after the other. Blocks own queries, of query head `head` of their tasks, or keys, of
 // kv head `head`; queries stay where they are (kBeginsRows) where attend's next task has the same ones.
+//
+// What outlasts a task is in shared memory: registers are few, and the loops that copy need them.
 template <typename P, typename M, Owner kOwner>
 class WorkList {
  public:
@@ -82,7 +85,7 @@ class WorkList {
   static_assert(M::kThreads == P::kRows);
 
   RINGSPAN_DEVICE WorkList(M& m, const AttendArguments& arguments, WorkRing ring, WorkSlots<P>& slots, int first, int residents)
-      : m_(m), arguments_(arguments), ring_(ring), slots_(slots), residents_(residents), block_(first) {}
+      : m_(m), arguments_(arguments), ring_(ring), slots_(slots), first_(first), residents_(residents) {}
 
   // Asks for the block after this one; its number is on its way until next() needs it.
   RINGSPAN_DEVICE void reserve() {
@@ -100,51 +103,65 @@ class WorkList {
     ring_.acquire(m_);
     m_.note(Phase::enter);
     Work& work = slots_.work[ring_.buffer()];
-    if (index_ == 0 && !enter()) {
-      m_.each([&](int thread) {
-        if (thread == 0) work.flags = Work::kOver;
-      });
-      ring_.publish(m_);
-      return nullptr;
+    const Work& before = slots_.work[ring_.buffer(1)];
+    RowsOfBlock of{};
+    bool is_new_group = false;
+    if (index_ == 0) {
+      const int block = next_block();
+      if (block >= arguments_.blocks) {
+        m_.each([&](int thread) {
+          if (thread == 0) work.flags = Work::kOver;
+        });
+        ring_.publish(m_);
+        return nullptr;
+      }
+      is_new_group = !has_begun_ || block >= M::uniform(slots_.group_end);
+      if (is_new_group) enter_group(block);
+      has_begun_ = true;
+      const BlockWork place = work_in(slots_.group, slots_.group_number, block);
+      of.batch = static_cast<int>(place.batch);
+      of.head = static_cast<int>(place.head);
+      of.first = static_cast<int>(place.tile);  // for now
     }
     const Group& group = slots_.group;
     const Task* const tasks = arguments_.tasks + group.first_task;
-    const Work& before = slots_.work[ring_.buffer(1)];
-    const bool is_known = !is_new_group_ && group.task_count == 1;
-    const bool has_places = is_known && before.batch == batch_;
-    is_new_group_ = false;
+    const bool is_known = index_ == 0 && !is_new_group && group.task_count == 1;
+    const bool has_places = is_known && before.batch == of.batch;
     copy_tasks(work, before, is_known ? before.task : tasks[index_]);
     m_.note(Phase::look_at_rows);
     const Task& task = work.task;
-    if (index_ == 0) own_rows(group, task);
-    const kernels::IndexRange heads = heads_of(task);
+    if (index_ == 0) {
+      own_rows(group, task, of);
+    } else {
+      of = {before.batch, before.head, before.first_row, before.rows};
+    }
+    const kernels::IndexRange heads = heads_of(task, of.head);
     const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
     m_.each([&](int thread) {
       kernels::IndexRange range{};
-      if (thread < rows_ && !heads.empty()) range = columns_of_row(task, first_row_ + thread);
+      if (thread < of.count && !heads.empty()) range = columns_of_row(task, of.first + thread);
       work.begin[thread] = static_cast<int>(range.begin < count ? range.begin : count);
       work.end[thread] = static_cast<int>(range.end < count ? range.end : count);
-      const bool without = !has_statistics(work, task, thread);
+      const bool without = !has_statistics(work, task, of, thread);
       without_[thread][0] = without ? 1 : 0;
-      seen_[thread][0] = (index_ != 0 && seen_[thread][0]) || (!range.empty() && !without);
-      work.seen[thread] = seen_[thread][0];
+      work.seen[thread] = (index_ != 0 && before.seen[thread]) || (!range.empty() && !without);
     });
     const bool without = m_.sync_any(without_);
     m_.note(Phase::tell);
     m_.each([&](int thread) {  // threads of different warps
       if (thread == 0) {
         work.flags = (without ? Work::kWithout : 0) | flags_of(tasks, group.task_count, !heads.empty());
-        work.batch = batch_;
-        work.head = head_;
-        work.first_row = first_row_;
-        work.rows = rows_;
+        work.batch = of.batch;
+        work.head = of.head;
+        work.first_row = of.first;
+        work.rows = of.count;
         work.heads_begin = static_cast<int>(heads.begin);
         work.heads_end = static_cast<int>(heads.end);
-        work.walk = walk_of(work, task, count, heads);
+        work.walk = walk_of(work, task, count, heads, of.count);
       } else if (thread == 32 || thread == 64) {  // the same instructions
         const bool second = thread == 64;
         TilePlace& place = second ? work.second : work.first;
-        place = !has_places ? place_of(task, second, count) : second ? before.second : before.first;
+        place = !has_places ? place_of(task, second, count, of.batch) : second ? before.second : before.first;
       }
     });
     m_.sync();
@@ -156,40 +173,53 @@ class WorkList {
   RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
 
  private:
-  // A block; false: there is none.
-  RINGSPAN_DEVICE bool enter() {
-    if (has_begun_) {
-      if (arguments_.blocks <= residents_) return false;
-      if (!has_reserved_) reserve();
-      m_.each([&](int thread) {
-        if (thread == 0) slots_.taken = reserved_[thread][0];
-      });
-      m_.sync();
-      block_ = M::uniform(slots_.taken);
-      if (block_ >= arguments_.blocks) {
-        reset_counter();
-        return false;
-      }
-    }
-    has_begun_ = true;
+  // The number of the resident's next block, or one beyond the last.
+  RINGSPAN_DEVICE int next_block() {
+    if (!has_begun_) return first_;
+    if (arguments_.blocks <= residents_) return static_cast<int>(arguments_.blocks);
+    if (!has_reserved_) reserve();
     has_reserved_ = false;
-    if (block_ >= group_end_) enter_group();
-    const BlockWork place = work_in(slots_.group, group_, block_);
-    batch_ = static_cast<int>(place.batch);
-    head_ = static_cast<int>(place.head);
-    tile_ = static_cast<int>(place.tile);
-    return true;
+    m_.each([&](int thread) {
+      if (thread == 0) slots_.taken = reserved_[thread][0];
+    });
+    m_.sync();
+    const int block = M::uniform(slots_.taken);
+    if (block >= arguments_.blocks) reset_counter(block);
+    return block;
   }
 
+  // Each resident asks once too often; who was the last of all to ask leaves the counter as the next launch needs it.
+  RINGSPAN_DEVICE void reset_counter(int block) {
+    if (block - residents_ != static_cast<int>(arguments_.blocks) - 1) return;
+    m_.each([&](int thread) {
+      if (thread == 0) *arguments_.taken = 0;
+    });
+  }
+
+  // Threads look at groups one behind the other, from the one before on: many looks at the device's memory take as long as one.
   // Nobody looks at the group before any more.
-  RINGSPAN_DEVICE void enter_group() {
-    group_ = static_cast<int>(find_group(arguments_, block_, group_));
-    const bool is_last = group_ + 1 == arguments_.group_count;
-    group_end_ = static_cast<int>(is_last ? arguments_.blocks : arguments_.groups[group_ + 1].first_block);
-    is_new_group_ = true;
-    m_.each([&](int thread) { copy_words(slots_.group, arguments_.groups[group_], thread); });
+  RINGSPAN_DEVICE void enter_group(int block) {
+    int from = has_begun_ ? M::uniform(slots_.group_number) : 0;
+    m_.sync();
+    do {
+      m_.each([&](int thread) {
+        const int number = from + thread;
+        without_[thread][0] = 0;
+        if (number >= arguments_.group_count || first_block(number) > block || first_block(number + 1) <= block) return;
+        slots_.group_number = number;
+        slots_.group_end = static_cast<int>(first_block(number + 1));
+        without_[thread][0] = 1;
+      });
+      from += M::kThreads;
+    } while (!m_.sync_any(without_));
+    const Group& group = arguments_.groups[M::uniform(slots_.group_number)];
+    m_.each([&](int thread) { copy_words(slots_.group, group, thread); });
     m_.sync();
   }
+  RINGSPAN_DEVICE std::int64_t first_block(int group) const {
+    return group < arguments_.group_count ? arguments_.groups[group].first_block : arguments_.blocks;
+  }
+
   template <typename T>
   RINGSPAN_DEVICE void copy_words(T& to, const T& from, int thread) const {
     using Word = std::uint64_t;
@@ -197,15 +227,6 @@ class WorkList {
     if (thread >= static_cast<int>(sizeof(T) / sizeof(Word))) return;
     reinterpret_cast<Word*>(&to)[thread] = reinterpret_cast<const Word*>(&from)[thread];
   }
-
-  // Each resident asks once too often; who was the last of all to ask leaves the counter as the next launch needs it.
-  RINGSPAN_DEVICE void reset_counter() {
-    if (block_ - residents_ != static_cast<int>(arguments_.blocks) - 1) return;
-    m_.each([&](int thread) {
-      if (thread == 0) *arguments_.taken = 0;
-    });
-  }
-
   // What is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.
   RINGSPAN_DEVICE void copy_tasks(Work& work, const Work& before, const Task& task) {
     m_.each([&](int thread) {
@@ -215,36 +236,36 @@ class WorkList {
     m_.sync();
   }
 
-  // The rows of a block that has just been entered.
-  RINGSPAN_DEVICE void own_rows(const Group& group, const Task& task) {
+  // The rows of a block that has just been entered, whose tile is in of.first.
+  RINGSPAN_DEVICE void own_rows(const Group& group, const Task& task, RowsOfBlock& of) const {
     // The most work first: under a causal mask the last queries, and the first keys.
-    first_row_ = static_cast<int>(kOwnsQueries ? group.tiles - 1 - tile_ : tile_) * P::kRows;
-    const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - first_row_;
-    rows_ = left < P::kRows ? static_cast<int>(left) : P::kRows;
+    of.first = (kOwnsQueries ? group.tiles - 1 - of.first : of.first) * P::kRows;
+    const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - of.first;
+    of.count = left < P::kRows ? static_cast<int>(left) : P::kRows;
   }
 
-  RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count,
-                                      const kernels::IndexRange& heads) const {
+  RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count, const kernels::IndexRange& heads,
+                                      int rows) const {
     const auto range_of = [&](int row) { return kernels::IndexRange{work.begin[row], work.end[row]}; };
-    return TileWalk<P>::of(range_of(0), range_of(rows_ - 1), count, kOwnsQueries ? kv_head(task, heads.begin) : heads.begin);
+    return TileWalk<P>::of(range_of(0), range_of(rows - 1), count, kOwnsQueries ? kv_head(task, heads.begin) : heads.begin);
   }
   // Of the first or the second operand on the other side, for all heads of the task.
-  RINGSPAN_DEVICE TilePlace place_of(const Task& task, bool second, std::int64_t count) const {
+  RINGSPAN_DEVICE TilePlace place_of(const Task& task, bool second, std::int64_t count, int batch) const {
     const kernels::AttendShape& shape = arguments_.params.shape;
     const int width = second ? shape.head_dim_v : shape.head_dim;
     if constexpr (kOwnsQueries) {
       const int heads = kv_head(task, task.head_count - 1) + 1;
-      return find_place(arguments_.maps, second ? task.v : task.k, width, count, heads, batch_);
+      return find_place(arguments_.maps, second ? task.v : task.k, width, count, heads, batch);
     } else {
       const auto heads = static_cast<int>(task.head_count);
-      return find_place(arguments_.maps, second ? task.d_out : task.q, width, count, heads, batch_);
+      return find_place(arguments_.maps, second ? task.d_out : task.q, width, count, heads, batch);
     }
   }
 
-  RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task) const {
-    if constexpr (kOwnsQueries) return {head_, head_ + 1};
+  RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task, int head) const {
+    if constexpr (kOwnsQueries) return {head, head + 1};
     const int group = arguments_.params.shape.group;
-    const std::int64_t first = std::int64_t{head_} * group;
+    const std::int64_t first = std::int64_t{head} * group;
     return kernels::indices_between(task.head_first, task.head_step, task.head_count, first, first + group - 1);
   }
   RINGSPAN_DEVICE int kv_head_of(std::int64_t head) const {  // divisions of 64 bits take long
@@ -260,16 +281,16 @@ class WorkList {
     return kernels::queries_of_key(task, row);
   }
   // lse and delta of a thread's row, where queries are owned in backward; false: it is a row whose lse is -inf.
-  RINGSPAN_DEVICE bool has_statistics(Work& work, const Task& task, int thread) const {
+  RINGSPAN_DEVICE bool has_statistics(Work& work, const Task& task, const RowsOfBlock& of, int thread) const {
     if constexpr (kOwner != Owner::query_gradients) return true;
-    if (thread >= rows_) {
+    if (thread >= of.count) {
       work.lse[thread] = kMinusInfinity;
       work.delta[thread] = 0.0F;
       return true;
     }
-    const float lse = *view_of<const float>(task.lse, batch_, head_).row(first_row_ + thread);
+    const float lse = *view_of<const float>(task.lse, of.batch, of.head).row(of.first + thread);
     work.lse[thread] = lse;
-    work.delta[thread] = *view_of<const float>(task.delta, batch_, head_).row(first_row_ + thread);
+    work.delta[thread] = *view_of<const float>(task.delta, of.batch, of.head).row(of.first + thread);
     return lse != kMinusInfinity;
   }
   RINGSPAN_DEVICE int flags_of(const Task* tasks, int task_count, bool has_heads) const {
@@ -287,15 +308,9 @@ class WorkList {
   const AttendArguments& arguments_;
   WorkRing ring_;
   WorkSlots<P>& slots_;
-  const int residents_;
-  int block_;
+  const int first_, residents_;
   bool has_begun_ = false, has_reserved_ = false;
-  int group_ = 0;
-  int group_end_ = 0;  // the first block that it does not have
-  bool is_new_group_ = false;
   int index_ = 0;  // of the task in the group
-  int batch_ = 0, head_ = 0, tile_ = 0, first_row_ = 0, rows_ = 0;
-  typename M::template Registers<bool, 1> seen_;
   typename M::template Registers<int, 1> without_, reserved_;
 };
 
