@@ -132,9 +132,18 @@ std::int32_t ProgramBuilder::arena_view(RegionId region, std::int64_t offset, co
   view.batch_stride = rows * heads * part.width;
   view.batch_first = box.batch_first;
   view.heads = box.heads;
+  return add_view(view, region);
+}
+
+std::int32_t ProgramBuilder::add_view(const View& view, RegionId region) {
   program_.views.push_back(view);
   view_region_.push_back(region);
   return static_cast<std::int32_t>(program_.views.size() - 1);
+}
+
+bool ProgramBuilder::has_messages(RegionId region) const {
+  return std::any_of(transfer_places_.begin(), transfer_places_.end(),
+                     [&](const auto& place) { return place.first == region; });
 }
 
 std::int32_t ProgramBuilder::bundle(std::vector<Box> boxes, std::vector<Part> parts) {

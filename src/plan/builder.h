@@ -71,6 +71,12 @@ class ProgramBuilder {
   Program finish();
 
   Program& program() { return program_; }
+  // Of a view in the arena, before finish(): its region, and a view beside it.
+  RegionId region_of(std::int32_t view) const { return view_region_[static_cast<std::size_t>(view)]; }
+  std::int32_t add_view(const View& view, RegionId region);
+  std::int64_t region_bytes(RegionId region) const { return program_.regions[static_cast<std::size_t>(region)].bytes; }
+  void resize(RegionId region, std::int64_t bytes) { program_.regions[static_cast<std::size_t>(region)].bytes = bytes; }
+  bool has_messages(RegionId region) const;
   void set_scratch(RegionId region) { scratch_ = region; }
   void set_sink_gradient(RegionId region) { sink_gradient_ = region; }
 

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "plan/compact_sums.h"
 #include "plan/kernel_choice.h"
 #include "plan/settle.h"
 #include "plan/settle_gradients.h"
@@ -177,7 +178,10 @@ Program PassBuilder::finish() {
   const bool groups_tasks = on_device && options.partials != Partials::storage;  // else each is a call of a library
   if (groups_tasks) split_tasks(&program, problem().group());
   if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), options), groups_tasks);
-  if (backward_ && on_device) settle_gradients(&program, problem().group(), groups_tasks);
+  if (backward_ && on_device) {
+    settle_gradients(&program, problem().group(), groups_tasks);
+    compact_sums(builder_, problem().group());
+  }
   if (!program.attend_items.empty() && setting_.options.device == DeviceKind::cpu) {
     const std::int64_t bytes = kernel_scratch_bytes(problem(), setting_.options, backward_ ? Pass::backward : Pass::forward);
     builder_.set_scratch(builder_.region("kernel scratch", Component::scratch, bytes));

@@ -60,6 +60,7 @@ void expect_overlapping_branches(const char* kernel) {
        {Shape{"dilated:512x1,1024x2", 1024, 2, 2, 1},
         {"dilated:512x1,1024x4", 1024, 4, 2, 1},
         {"dilated:512x1,1024x2", 1024, 2, 1, 2},
+        {"dilated:512x1,1024x2,2048x4", 2048, 2, 2, 2},  // sums of a quarter of the rows
         {"dilated:384x1,1152x3 & causal", 1152, 3, 3, 1},
         // rows in steps, of which some are left alone
         {"dilated:512x2,1024x2", 1537, 1, 1, 2, "striped"},
