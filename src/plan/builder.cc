@@ -141,9 +141,10 @@ std::int32_t ProgramBuilder::add_view(const View& view, RegionId region) {
   return static_cast<std::int32_t>(program_.views.size() - 1);
 }
 
-bool ProgramBuilder::has_messages(RegionId region) const {
-  return std::any_of(transfer_places_.begin(), transfer_places_.end(),
-                     [&](const auto& place) { return place.first == region; });
+std::vector<bool> ProgramBuilder::regions_with_messages() const {
+  std::vector<bool> has_messages(program_.regions.size());
+  for (const auto& [region, offset] : transfer_places_) has_messages[static_cast<std::size_t>(region)] = true;
+  return has_messages;
 }
 
 std::int32_t ProgramBuilder::bundle(std::vector<Box> boxes, std::vector<Part> parts) {

@@ -76,7 +76,7 @@ class ProgramBuilder {
   std::int32_t add_view(const View& view, RegionId region);
   std::int64_t region_bytes(RegionId region) const { return program_.regions[static_cast<std::size_t>(region)].bytes; }
   void resize(RegionId region, std::int64_t bytes) { program_.regions[static_cast<std::size_t>(region)].bytes = bytes; }
-  bool has_messages(RegionId region) const;
+  std::vector<bool> regions_with_messages() const;
   void set_scratch(RegionId region) { scratch_ = region; }
   void set_sink_gradient(RegionId region) { sink_gradient_ = region; }
 

@@ -18,7 +18,8 @@ constexpr std::int64_t kAlignment = 64;  // bytes, of each view
 
 class Compactor {
  public:
-  Compactor(ProgramBuilder& builder, int group) : builder_(builder), program_(builder.program()), group_(group) {}
+  Compactor(ProgramBuilder& builder, int group)
+      : builder_(builder), program_(builder.program()), group_(group), is_taken_(builder.regions_with_messages()) {}
 
   void run() {
     find_fills();
@@ -43,7 +44,7 @@ class Compactor {
     if (ref.view < 0) return false;
     const View& view = program_.views[static_cast<std::size_t>(ref.view)];
     const bool is_gradient = view.kind == TensorKind::dq || view.kind == TensorKind::dk || view.kind == TensorKind::dv;
-    return is_gradient && view.in_arena && view.dtype == DType::float32 && !builder_.has_messages(builder_.region_of(ref.view));
+    return is_gradient && view.in_arena && view.dtype == DType::float32;
   }
 
   void find_fills() {
@@ -80,14 +81,17 @@ class Compactor {
     const Plane queries = make_plane(slice.batch_first, slice.batch_count, slice.heads);
     const Plane keys = make_plane(slice.batch_first, slice.batch_count, kv_heads.value_or(Progression{}));
     for (RowRef& ref : item.operands) {
-      if (!are_sums(ref)) continue;
-      const bool is_key = program_.views[static_cast<std::size_t>(ref.view)].kind != TensorKind::dq;
+      const bool is_key = are_sums(ref) && program_.views[static_cast<std::size_t>(ref.view)].kind != TensorKind::dq;
       refer(ref, is_key ? keys : queries, is_key ? slice.k.count : slice.q.count);
       if (is_key && !kv_heads) sums_[ref.view].is_known = false;
     }
   }
   void refer(RowRef& ref, const Plane& plane, std::int64_t count) {
-    if (are_sums(ref)) sums_[ref.view].references.push_back({&ref, make_strip(plane, ref, count), 0});
+    if (are_sums(ref)) {
+      sums_[ref.view].references.push_back({&ref, make_strip(plane, ref, count), 0});
+    } else if (ref.view >= 0 && program_.views[static_cast<std::size_t>(ref.view)].in_arena) {
+      is_taken_[static_cast<std::size_t>(builder_.region_of(ref.view))] = true;
+    }
   }
 
   // Whether each reference is inside of one fill, and of one only.
@@ -113,6 +117,7 @@ class Compactor {
   }
 
   void compact(RegionId region, const std::vector<std::int32_t>& views) {
+    if (is_taken_[static_cast<std::size_t>(region)]) return;
     std::int64_t bytes = 0;
     for (const std::int32_t view : views) {
       const Sums& sums = sums_.at(view);
@@ -152,6 +157,7 @@ class Compactor {
   ProgramBuilder& builder_;
   Program& program_;
   int group_;
+  std::vector<bool> is_taken_;                           // by region: messages, or something that is no sums, lie in it
   std::map<std::int32_t, Sums> sums_;                    // by view
   std::map<RegionId, std::vector<std::int32_t>> views_;  // with sums
 };
