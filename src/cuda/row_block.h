@@ -380,19 +380,41 @@ class RowBlock {
     });
   }
 
+  // A thread has runs of four elements however they are loaded: the bits do not depend on addresses.
+  template <int kCount>
+  RINGSPAN_DEVICE void add_products() {
+    const auto add = [&](int thread, int u, const auto& d_out_bits, const auto& out_bits) {
+      float d_out[kCount], out[kCount];
+      floats_of(d_out_bits, dtype(0), d_out);
+      floats_of(out_bits, dtype(1), out);
+      RINGSPAN_UNROLL
+      for (int i = 0; i < kCount; ++i) sums_[thread][u] = fmaf(d_out[i], out[i], sums_[thread][u]);
+    };
+    if constexpr (kCount == 4) {
+      each_run<4, 0, 1>([&](int thread, int u, int, const auto& bits) { add(thread, u, bits[0], bits[1]); });
+    } else {
+      m_.each([&](int thread) {
+        for (int first = lane_of(thread) * 4; first < arguments_.width; first += 4 << lanes_log2_) {
+          RINGSPAN_NO_UNROLL
+          for (int e = first; e < first + 4 && e < arguments_.width; ++e) {
+            RINGSPAN_UNROLL
+            for (int u = 0; u < kTogether; ++u) {
+              const Row& row = rows_[thread][u];
+              add(thread, u, load<1>(0, row, e), load<1>(1, row, e));
+            }
+          }
+        }
+      });
+    }
+  }
+
   template <int kCount>
   RINGSPAN_DEVICE void delta() {
     m_.each([&](int thread) {
       RINGSPAN_UNROLL
       for (int u = 0; u < kTogether; ++u) sums_[thread][u] = 0.0F;
     });
-    each_run<kCount, 0, 1>([&](int thread, int u, int, const auto& bits) {
-      float d_out[kCount], out[kCount];
-      floats_of(bits[0], dtype(0), d_out);
-      floats_of(bits[1], dtype(1), out);
-      RINGSPAN_UNROLL
-      for (int i = 0; i < kCount; ++i) sums_[thread][u] += d_out[i] * out[i];
-    });
+    add_products<kCount>();
     m_.sum_lanes(sums_, 1 << lanes_log2_);
     m_.each([&](int thread) {
       if (lane_of(thread) != 0) return;

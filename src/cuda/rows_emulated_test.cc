@@ -267,6 +267,63 @@ TEST_P(Rows, Delta) {
   }
 }
 
+// Sums of numbers that cancel show in which order they were made.
+TEST_P(Rows, DeltaDoesNotDependOnAddresses) {
+  for (const int width : {8, 64, 128, 200}) {
+    for (const DType dtype : {DType::float32, DType::bfloat16}) {
+      RowTask task = shape();
+      task.row_count = 5;
+      std::vector<Operand> d_out, results;
+      task.operands[1] = place(task, width, DType::float32);
+      for (const std::int64_t shift : {0, 1}) {
+        Operand operand = place(task, width, dtype);
+        operand.head_stride = width + 8, operand.row_stride = operand.head_stride * task.head_count;
+        operand.batch_stride = operand.row_stride * task.row_count;
+        used_ += operand.batch_stride * task.batch_count + 8;
+        operand.data = host_.data() + (used_ + 3) / 4 * 4 - operand.batch_stride * task.batch_count;
+        operand.data = static_cast<std::byte*>(operand.data) + shift * size_of(dtype);
+        used_ += 8;
+        d_out.push_back(operand);
+        results.push_back(place(task, 1, DType::float32));
+      }
+      std::normal_distribution<float> normal;
+      const std::int64_t elements = d_out[0].batch_stride * task.batch_count;
+      for (std::int64_t e = 0; e < elements; ++e) {
+        const float value = normal(random_) * (e % 3 == 0 ? 1e6F : 1.0F);
+        for (const Operand& to : d_out) {
+          if (dtype == DType::float32) {
+            static_cast<float*>(to.data)[e] = value;
+          } else {
+            static_cast<std::uint16_t*>(to.data)[e] = float_to_bfloat16(value);
+          }
+        }
+      }
+      device_.copy(memory_, host_.data(), kFloats * 4);
+      device_.wait(device_.record(), [] {});
+      std::vector<RowTask> tasks(2, task);
+      for (std::size_t index = 0; index < 2; ++index) {
+        tasks[index].operands[0] = d_out[index], tasks[index].operands[2] = results[index];
+      }
+      Launch launch;
+      launch.kind = LaunchKind::delta;
+      launch.width = width;
+      const std::vector<float> result = run(launch, tasks, [](auto, const auto&) {});
+      const auto at = [&](const Operand& operand, std::int64_t b, std::int64_t r, std::int64_t h) {
+        const float* const row =
+            static_cast<float*>(operand.data) + b * operand.batch_stride + r * operand.row_stride + h * operand.head_stride;
+        return std::bit_cast<std::uint32_t>(result[static_cast<std::size_t>(row - host_.data())]);
+      };
+      for (std::int64_t b = 0; b < task.batch_count; ++b) {
+        for (std::int64_t r = 0; r < task.row_count; ++r) {
+          for (std::int64_t h = 0; h < task.head_count; ++h) {
+            ASSERT_EQ(at(results[0], b, r, h), at(results[1], b, r, h)) << width << " row " << r;
+          }
+        }
+      }
+    }
+  }
+}
+
 TEST_P(Rows, ShapesBeyondTheKernelsAreRefused) {
   kernels::AttendShape shape{DType::float32, 257, 64, 1, false, false, false, 1};
   EXPECT_THROW(device_.check_supported(shape, false, 1), Unsupported);

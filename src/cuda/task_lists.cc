@@ -186,6 +186,9 @@ TaskLists::Side& TaskLists::side_with_room(std::int64_t bytes) {
   return sides_[current_];
 }
 
+// Of lists that are kept and not sent: what is kept goes when its side is filled anew, and so these do.
+void TaskLists::take_room(std::int64_t bytes) { side_with_room(aligned(bytes)).used += aligned(bytes); }
+
 // By one copy, which a capture does not hold: nothing else is written there.
 template <typename... Lists>
 std::tuple<const typename Lists::element_type*...> TaskLists::send(const Lists&... lists) {
@@ -256,6 +259,8 @@ const RowLists& TaskLists::rows(const RowLists::Key& key, std::span<const kernel
     if (std::any_of(lists.waves.begin(), lists.waves.end(), is_long)) {
       std::tie(lists.tasks, lists.first_blocks_there) =
           send(std::span<const kernels::RowTask>(lists.ordered), std::span<const std::int64_t>(lists.first_blocks));
+    } else if (!in_capture()) {
+      take_room(static_cast<std::int64_t>(tasks.size_bytes()));
     }
     return lists;
   });

@@ -107,6 +107,7 @@ class TaskLists {
   void release(Side& side) noexcept;
   void release_sides() noexcept;
   Side& side_with_room(std::int64_t bytes);
+  void take_room(std::int64_t bytes);
   template <typename... Lists>
   std::tuple<const typename Lists::element_type*...> send(const Lists&... lists);
   template <typename Lists, typename Given, typename Make>
