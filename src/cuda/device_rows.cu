@@ -2,6 +2,7 @@
 #include "cuda/device_kernels.h"
 #include "cuda/device_launch.h"
 #include "cuda/row_block.h"
+#include "cuda/sink_block.h"
 
 namespace ringspan::cuda {
 namespace {

@@ -18,6 +18,7 @@
 #include "cuda/row_block.h"
 #include "cuda/schedule.h"
 #include "cuda/select.h"
+#include "cuda/sink_block.h"
 #include "kernels/reference.h"
 
 namespace ringspan::cuda {
