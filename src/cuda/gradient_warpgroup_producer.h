@@ -93,7 +93,8 @@ class GradientWarpgroupProducer {
     if (looks) {
       m_.note(Phase::look_at_values);
       landing_.wait(m_);
-      excludes = hold_non_finite < P, kOwnsQueries ? 1 : 2 > (m_, tiles_.y1(buffer), non_finite_);
+      constexpr int kSearched = kOwnsQueries ? 1 : 2;  // y1, and y2 behind it
+      excludes = hold_non_finite<P, kSearched>(m_, tiles_.y1(buffer), non_finite_);
       m_.fence_async();
     }
     m_.each([&](int thread) {

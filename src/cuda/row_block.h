@@ -25,10 +25,10 @@ class RowBlock {
       : m_(m), arguments_(arguments), task_(shared), lanes_log2_(row_lanes_log2(arguments.width)) {}
 
   RINGSPAN_DEVICE void run(std::int64_t block) {
-    const std::int64_t first = (block - take_task(block)) * (kRowSteps * rows_at_a_time());
+    const std::int64_t first = (block - take_task(block)) * (kRowSteps * rows_at_a_time(lanes_log2_));
     const bool by_four = has_runs_of_four();
     for (int step = 0; step < kRowSteps; step += kTogether) {
-      place_rows(first + step * rows_at_a_time());
+      place_rows(first + step * rows_at_a_time(lanes_log2_));
       by_four ? run_rows<4>() : run_rows<1>();
     }
   }
@@ -55,7 +55,6 @@ class RowBlock {
     std::uint32_t words[2];
   };
 
-  RINGSPAN_DEVICE int rows_at_a_time() const { return kRowThreads >> lanes_log2_; }
   RINGSPAN_DEVICE int lane_of(int thread) const { return thread & ((1 << lanes_log2_) - 1); }  // of its row
 
   // The task that has the block, into shared memory; returns its first block.
@@ -107,13 +106,13 @@ class RowBlock {
   RINGSPAN_DEVICE void place_rows(std::int64_t first) {
     const auto rows = static_cast<std::uint32_t>(task_.row_count), heads = static_cast<std::uint32_t>(task_.head_count);
     const std::int64_t count = task_.batch_count * task_.row_count * task_.head_count;
-    const Place step = place_of(rows_at_a_time());
+    const Place step = place_of(rows_at_a_time(lanes_log2_));
     m_.each([&](int thread) {
       const std::int64_t index = first + (thread >> lanes_log2_);
       Place place = place_of(index);
       RINGSPAN_UNROLL
       for (int u = 0; u < kTogether; ++u) {
-        const bool exists = index + u * rows_at_a_time() < count;
+        const bool exists = index + u * rows_at_a_time(lanes_log2_) < count;
         rows_[thread][u] = exists ? Row{place.batch, place.row, place.head, true} : Row{0, 0, 0, false};
         place.head += step.head;
         const bool next_row = place.head >= heads;

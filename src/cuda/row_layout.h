@@ -31,12 +31,13 @@ constexpr unsigned wide_operands(RowOp op) {
   return 0;
 }
 
+// How many threads a row has, as a power of 2.
 constexpr int row_lanes_log2(int width) {
   int log2 = 0;
   while (log2 < 5 && (4 << log2) < width) ++log2;
   return log2;
 }
-constexpr int row_lanes(int width) { return 1 << row_lanes_log2(width); }
-constexpr std::int64_t rows_per_block(int width) { return std::int64_t{kRowThreads} / row_lanes(width) * kRowSteps; }
+constexpr int rows_at_a_time(int lanes_log2) { return kRowThreads >> lanes_log2; }
+constexpr std::int64_t rows_per_block(int width) { return std::int64_t{kRowSteps} * rows_at_a_time(row_lanes_log2(width)); }
 
 }  // namespace ringspan::cuda

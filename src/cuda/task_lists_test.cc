@@ -158,6 +158,21 @@ TEST_F(Lists, ASideIsFilledAgainBehindItsCopies) {
   EXPECT_EQ(counts_.copies, 6);
 }
 
+// Else what passes of a library's calls keep, whose launches bring all of their tasks along, would be kept for ever.
+TEST_F(Lists, RowsThatAreNotSentGoToo) {
+  reserve(10);
+  for (std::uintptr_t address = 64; address < 64 * 100; address += 64) {
+    std::vector<RowTask> tasks(3);
+    for (RowTask& task : tasks) {
+      task.batch_count = task.row_count = task.head_count = 1;
+      task.operands[0].data = reinterpret_cast<void*>(address);
+    }
+    lists_.rows({RowOp::fill, 1}, tasks);
+  }
+  EXPECT_EQ(counts_.copies, 0);
+  EXPECT_GT(counts_.events, 5) << "no side was filled, so nothing that is kept there went";
+}
+
 TEST_F(Lists, MoreThanASideIsABug) {
   reserve(1);
   const std::vector<AttendTask> tasks(2, task(16));
