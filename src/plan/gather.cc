@@ -34,6 +34,7 @@ class Gather {
   void send_inputs();
   void receive_inputs();
   void compute();
+  RegionId gradients_for(const Guest& guest, std::int32_t bundle, const std::vector<Part>& parts, const char* name);
   void return_queries();
   void return_keys();
   void take_results();
@@ -70,11 +71,6 @@ class Gather {
   };
   std::array<RowsAt, 2> rows_at_;  // keys, queries
 };
-
-// Gradients that travel as they were summed.
-bool are_sums(const std::vector<Part>& parts) {
-  return std::all_of(parts.begin(), parts.end(), [](const Part& part) { return part.dtype == DType::float32; });
-}
 
 std::vector<Assignment> assignments_of(const Setting& setting) {
   std::vector<Assignment> assignments;
@@ -234,6 +230,15 @@ void Gather::compute() {
   builder_.attend(rest, backward, pass_.attend_items(all_queries, peer_keys, heads));
 }
 
+// Where gradients go back from: where they were summed, or, in 16 bits, a copy of that.
+RegionId Gather::gradients_for(const Guest& guest, std::int32_t bundle, const std::vector<Part>& parts, const char* name) {
+  const auto is_sum = [](const Part& part) { return part.dtype == DType::float32; };
+  if (std::all_of(parts.begin(), parts.end(), is_sum)) return guest.gradients;
+  const RegionId region = builder_.region(name, Component::staging);
+  pass_.pack(builder_.stage(1).compute, guest.entries, bundle, region);
+  return region;
+}
+
 void Gather::return_queries() {
   std::vector<Launch>& rest = builder_.stage(1).compute;
   for (const Guest& guest : queries_) {
@@ -241,13 +246,13 @@ void Gather::return_queries() {
     for (const Entry& entry : guest.entries) boxes.push_back(entry.box);
     const std::vector<Part> parts = pass_.query_results(complete_q_);
     const std::int32_t bundle = builder_.bundle(boxes, parts);
-    RegionId region = guest.gradients;
-    if (!pass_.is_backward()) {
-      region = builder_.region("results for a peer", Component::staging);
+    constexpr const char* kName = "results for a peer";
+    RegionId region = -1;
+    if (pass_.is_backward()) {
+      region = gradients_for(guest, bundle, parts, kName);
+    } else {
+      region = builder_.region(kName, Component::staging);
       pass_.finalize_into(rest, guest.entries, bundle, region, complete_q_);
-    } else if (!are_sums(parts)) {
-      region = builder_.region("results for a peer", Component::staging);
-      pass_.pack(rest, guest.entries, bundle, region);
     }
     builder_.send(2, 0, guest.owner, region, bundle, guest.owner, complete_q_ ? TransferOp::copy : TransferOp::merge);
   }
@@ -260,11 +265,7 @@ void Gather::return_keys() {
     for (const Entry& entry : guest.entries) boxes.push_back(entry.box);
     const std::vector<Part> parts = pass_.key_results(complete_k_);
     const std::int32_t bundle = builder_.bundle(boxes, parts);
-    RegionId region = guest.gradients;
-    if (!are_sums(parts)) {
-      region = builder_.region("dk, dv for a peer", Component::staging);
-      pass_.pack(builder_.stage(1).compute, guest.entries, bundle, region);
-    }
+    const RegionId region = gradients_for(guest, bundle, parts, "dk, dv for a peer");
     builder_.send(2, 1, guest.owner, region, bundle, guest.owner, complete_k_ ? TransferOp::copy : TransferOp::add);
   }
 }
