@@ -46,7 +46,8 @@ struct AttendArguments {
   std::int64_t blocks = 0;  // of this launch
   // wgmma: how many blocks residents took beside their first ones (work_ring.h); 0 between launches.
   std::int32_t* taken = nullptr;
-  TileMaps maps;  // wgmma: of the side that blocks walk over; may lack any
+  TileMaps maps;                       // wgmma: of the side that blocks walk over; may lack any
+  const TaskPlaces* places = nullptr;  // wgmma: of each task in these maps
 };
 
 enum class RowOp : std::uint8_t { fill, copy, add, merge, merge_states, finalize, delta };

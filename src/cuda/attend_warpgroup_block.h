@@ -7,7 +7,8 @@
 //     keys j and values j - 1 have arrived | scores = q k_j^T, acc += p v_(j-1) | wait for the scores, give keys j back,
 //     p = e^(scores - m) | wait for acc, give values j - 1 back, acc *= e^(m_before - m)
 // The two take turns at the tensor cores, so that one multiplies while the other weighs.
-// A tile that all rows see whole needs neither masks nor a look at its values (checked_tile.h).
+// A tile that all rows see whole needs no masks. Values that masked pairs meet are looked at where sums come out NaN or
+// infinite, and then the block is taken in again (checked_tile.h).
 //
 // Softcap, ALiBi and dropout are in kernels of their own (P::kOptions, pair_options.h).
 //
@@ -64,24 +65,27 @@ class AttendWarpgroupBlock {
     if ((flags & Work::kBegins) != 0) load();
     m_.note(Phase::wait_for_rows);
     if ((flags & Work::kBeginsRows) != 0) query_ring_.wait(m_);
-    take_in(work().walk.template uniform<M>(), (flags & Work::kEndsRows) != 0);
+    take_in(work().walk.template uniform<M>(), flags);
     m_.note(Phase::store);
     if ((flags & Work::kEnds) != 0) store();
     return true;
   }
 
-  // ends_rows: the queries are given back when there are all scores.
-  RINGSPAN_DEVICE void take_in(const Walk& walk, bool ends_rows) {
-    if (walk.tiles == 0) {
-      if (ends_rows) query_ring_.release(m_);
-      return;
+  // Queries are given back when there are all scores.
+  RINGSPAN_DEVICE void take_in(const Walk& walk, int flags) {
+    const bool has_weights = (flags & Work::kHasWeights) != 0, looks = (flags & Work::kLooks) != 0;
+    int tile = 0;
+    if (walk.tiles > 0 && !has_weights) {
+      m_.note(Phase::first_tile);
+      take_in_first_tile(walk);
+      tile = 1;
     }
-    m_.note(Phase::first_tile);
-    take_in_first_tile(walk);
-    for (int tile = 1; tile < walk.tiles; ++tile) take_in_tile(walk, tile);
-    if (ends_rows) query_ring_.release(m_);
-    m_.note(Phase::last_sums);
-    add_last_values(walk);
+    for (; tile < walk.tiles; ++tile) take_in_tile(walk, tile, looks);
+    if ((flags & Work::kEndsRows) != 0) query_ring_.release(m_);
+    if ((walk.tiles > 0 || has_weights) && (flags & Work::kLeavesWeights) == 0) {
+      m_.note(Phase::last_sums);
+      add_last_values(walk, looks);
+    }
   }
 
   RINGSPAN_DEVICE RowsOfBlock rows() const {
@@ -93,9 +97,12 @@ class AttendWarpgroupBlock {
   }
   // The state, or the results.
   RINGSPAN_DEVICE void store() {
-    state_.end_unit(m_, arguments_, work().first_task, rows());
-    if (work().task.o.data == nullptr) state_.note_seen(m_, work().seen);
-    state_.store(m_, params_, work().task, rows(), tiles_.results());
+    find_kept(m_, kept_, M::uniform(work().again), tiles_.work().is_spoilt[work_ring_.buffer()], state_.acc);
+    m_.by_warps(kept_, [&] {
+      state_.end_unit(m_, arguments_, work().first_task, rows());
+      if (work().task.o.data == nullptr) state_.note_seen(m_, work().seen);
+      state_.store(m_, params_, work().task, rows(), tiles_.results());
+    });
   }
 
   RINGSPAN_DEVICE std::uint32_t queries() const { return m_.shared_address(tiles_.queries()); }
@@ -115,10 +122,10 @@ class AttendWarpgroupBlock {
     shrink_and_pack();
   }
 
-  RINGSPAN_DEVICE void take_in_tile(const Walk& walk, int tile) {
+  RINGSPAN_DEVICE void take_in_tile(const Walk& walk, int tile, bool looks) {
     m_.note(Phase::wait_for_tile);
     key_ring_.wait(m_);
-    wait_values(walk, tile - 1);
+    wait_values(walk, tile - 1, looks);
     m_.note(Phase::other_tiles);
     m_.take_turn();
     m_.fence_registers(scores_, state_.acc, weights_);
@@ -136,8 +143,8 @@ class AttendWarpgroupBlock {
     shrink_and_pack();
   }
 
-  RINGSPAN_DEVICE void add_last_values(const Walk& walk) {
-    wait_values(walk, walk.tiles - 1);
+  RINGSPAN_DEVICE void add_last_values(const Walk& walk, bool looks) {
+    wait_values(walk, walk.tiles - 1, looks);
     m_.fence_registers(state_.acc, weights_);
     product_weights<P>(m_, state_.acc, weights_, values());
     m_.commit_products();
@@ -145,10 +152,11 @@ class AttendWarpgroupBlock {
     value_ring_.release(m_);
   }
 
-  RINGSPAN_DEVICE void wait_values(const Walk& walk, int tile) {
+  // tile: whose values come next; another task's where its weights were left, and nobody looks.
+  RINGSPAN_DEVICE void wait_values(const Walk& walk, int tile, bool looks) {
     value_ring_.wait(m_);
     if (!arguments_.maps.complete) m_.fence_async();  // for the keys of the next tile too; what TMA has written needs none
-    if (!looks_at_tile<P>(walk, tile, params_.shape)) return;
+    if (!looks || !looks_at_tile<P>(walk, tile, params_.shape)) return;
     if (M::uniform(*tiles_.non_finite(value_ring_.buffer())) != 0) exclude_values(walk, tile);
   }
 
@@ -302,6 +310,7 @@ class AttendWarpgroupBlock {
   Registers<std::uint32_t, P::kCols / 4> weights_;
   Registers<float, 2> tile_max_, shrink_;
   DroppedPairs<P, M> dropped_;  // with options
+  Registers<int, 1> kept_;
 };
 
 }  // namespace ringspan::cuda

@@ -27,7 +27,16 @@ class AttendWarpgroupProducer {
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    while (const Work* work = work_list_.next()) copy(*work);
+    const Work* work = nullptr;
+    do {
+      bool has_entered = false;
+      RINGSPAN_NO_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        if (work != nullptr) copy(*work, part);
+        if (!has_entered) has_entered = work_list_.enter(part == 1);
+      }
+      work = work_list_.tell(has_entered);
+    } while (work != nullptr);
     work_list_.finish();
     query_ring_.finish(m_);
     key_ring_.finish(m_);
@@ -35,13 +44,16 @@ class AttendWarpgroupProducer {
   }
 
  private:
-  RINGSPAN_DEVICE void copy(const Work& work) {
+  // All but the last keys and two tiles of values, then these; all at once where those who multiply would wait for them.
+  RINGSPAN_DEVICE void copy(const Work& work, int part) {
     const int flags = M::uniform(work.flags);
     const Walk walk = work.walk.template uniform<M>();
-    for (int tile = 0; tile <= walk.tiles; ++tile) {
+    const int split = walk.tiles < 2 * AttendTiles<P>::kBuffers ? walk.tiles + 1 : walk.tiles - 1;
+    const int end = part == 0 ? split : walk.tiles + 1;
+    for (int tile = part == 0 ? 0 : split; tile < end; ++tile) {
       if (tile < walk.tiles) copy_keys(work, walk, tile);
       if (tile == 0 && (flags & Work::kBeginsRows) != 0) copy_queries(work);  // which are in use for longer than keys
-      if (tile + 1 == walk.tiles && (flags & Work::kEnds) != 0) work_list_.reserve();
+      if (tile + 1 == split && (flags & Work::kEnds) != 0) work_list_.reserve();
       if (tile > 0) copy_values(work, walk, tile - 1);
     }
   }
@@ -68,7 +80,7 @@ class AttendWarpgroupProducer {
     m_.note(Phase::copy);
     const int buffer = value_ring_.buffer();
     unsigned char* const to = tiles_.values(buffer);
-    const bool looks = looks_at_tile<P>(walk, tile, arguments_.params.shape);
+    const bool looks = (M::uniform(work.flags) & Work::kLooks) != 0 && looks_at_tile<P>(walk, tile, arguments_.params.shape);
     copy(to, walk, tile, work.second, looks ? landing_.barrier() : value_ring_.full(),
          [&] { return work.tile_rows(work.task.v, walk, tile, arguments_.params.shape.head_dim_v); });
     if (looks) {

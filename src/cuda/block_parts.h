@@ -54,7 +54,9 @@ struct RowsView {
 
 template <typename T, typename Operand>
 RINGSPAN_DEVICE RowsView<T> view_of(const Operand& rows, std::int64_t batch, std::int64_t head) {
-  return {static_cast<T*>(rows.data) + batch * rows.batch_stride + head * rows.head_stride, rows.row_stride};
+  T* const data = static_cast<T*>(rows.data) + batch * rows.batch_stride + head * rows.head_stride;
+  RINGSPAN_ASSUME_GLOBAL(data);
+  return {data, rows.row_stride};
 }
 
 // Two floats side by side, of which `left` are there; at once where their address is a multiple of 8.

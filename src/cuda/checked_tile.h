@@ -1,6 +1,7 @@
-// Tiles in which masked or dropped pairs meet values: 0 x NaN must not reach a sum. The warpgroup that copies looks at such a
-// tile when it has landed, before it is published, so that nobody who multiplies waits for a look. Seldom more than that: where
-// there is something, those that multiply set it to 0 and add it, one by one, to the rows that see it.
+// Tiles in which masked or dropped pairs meet values: 0 x NaN must not reach a sum. Whether it has, sums say themselves, since
+// NaN stays: a block whose sums are not finite is taken in again (work_ring.h). Then the warpgroup that copies looks at such a
+// tile when it has landed, before it is published; where there is something, those that multiply set it to 0 and add it, one by
+// one, to the rows that see it.
 #pragma once
 
 #include "cuda/tile_ring.h"
@@ -35,7 +36,7 @@ class Landing {
   int phase_ = 0;
 };
 
-// Whether attend looks at a tile's values.
+// Whether attend looks at a tile's values, in a block that is taken in again.
 template <typename P>
 RINGSPAN_DEVICE bool looks_at_tile(const TileWalk<P>& walk, int tile, const kernels::AttendShape& shape) {
   return !walk.is_full(tile) || (P::kOptions && shape.dropout);
@@ -84,6 +85,33 @@ RINGSPAN_DEVICE void exclude_non_finite(M& m, unsigned char* tile, const TileRow
   m.sync();
   add_non_finite<P>(m, sums, pairs, from);
   m.sync_warps();  // a row of pairs is that of four threads of a warp
+}
+
+// By the side that multiplies, at the end of a block: which warps store their sums, by kept[thread][0]. At first those whose
+// sums are finite; the others say so (is_spoilt of WorkSlots), and they, `again` of TaskWork, when the block was taken in
+// again. Every other row will do: what must not reach a sum of one row of the block has reached that of each, 0 x NaN at least.
+template <typename M, typename... Sums>
+RINGSPAN_DEVICE void find_kept(M& m, typename M::template Registers<int, 1>& kept, int again, bool* is_spoilt, Sums&... sums) {
+  m.each([&](int thread) {
+    float probes[4] = {};  // NaN of NaN and infinities, and from then on
+    const auto note = [&](const auto& values) {
+      RINGSPAN_UNROLL
+      for (int index = 0; index < static_cast<int>(sizeof(values) / sizeof(float)); ++index) {
+        if (index % 4 < 2)
+          probes[index / 4 % 2 * 2 + index % 2] = fmaf(values[index], 0.0F, probes[index / 4 % 2 * 2 + index % 2]);
+      }
+    };
+    (note(sums[thread]), ...);
+    const float probe = probes[0] + probes[1] + (probes[2] + probes[3]);
+    kept[thread][0] = probe == 0.0F ? 0 : 1;
+  });
+  m.any_of_warps(kept);
+  m.each([&](int thread) {
+    const int warp = thread / 32;
+    const bool spoilt = again == 0 && kept[thread][0] != 0;
+    is_spoilt[warp] = spoilt;  // by all its threads: a branch would keep ptxas from uniform registers, everywhere
+    kept[thread][0] = again != 0 ? again >> warp & 1 : spoilt ? 0 : 1;
+  });
 }
 
 }  // namespace ringspan::cuda

@@ -49,13 +49,10 @@ bool has_tensor_maps() { return encoder() != nullptr; }
 TensorMaps encode_tensor_maps(TileMaps& maps, int rows) {
   const Encode encode_tiled = encoder();
   TensorMaps encoded{};
-  int count = 0;
-  for (int index = 0; index < maps.count && encode_tiled != nullptr; ++index) {
-    if (!encode(encode_tiled, maps.maps[index], rows, encoded.maps[count])) continue;
-    maps.maps[count++] = maps.maps[index];
+  for (int index = 0; index < maps.count; ++index) {
+    if (encode_tiled != nullptr && encode(encode_tiled, maps.maps[index], rows, encoded.maps[index])) continue;
+    maps = {};
   }
-  maps.complete = maps.complete && count == maps.count;
-  maps.count = count;
   return encoded;
 }
 

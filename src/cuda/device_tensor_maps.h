@@ -17,8 +17,8 @@ struct TensorMaps {
 // Whether the driver can make them; without, all tiles are copied by threads.
 bool has_tensor_maps();
 
-// Boxes of `rows` rows and 64 columns in the 128-byte swizzle. A map that the driver refuses goes from `maps`: its operands are
-// copied by the threads.
+// Boxes of `rows` rows and 64 columns in the 128-byte swizzle. Where the driver refuses any there are none, `maps` included:
+// all tiles are copied by threads.
 TensorMaps encode_tensor_maps(TileMaps& maps, int rows);
 
 }  // namespace ringspan::cuda

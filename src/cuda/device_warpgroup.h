@@ -82,6 +82,13 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
     return least;
   }
   static __device__ __forceinline__ int fetch_add(int* counter, int value) { return atomicAdd(counter, value); }
+  static __device__ __forceinline__ void any_of_warps(Registers<int, 1>& flags) {
+    flags.values[0] = __any_sync(0xffffffffU, flags.values[0] != 0);
+  }
+  template <typename Body>
+  static __device__ __forceinline__ void by_warps(Registers<int, 1>& flags, Body&& body) {
+    if (__any_sync(0xffffffffU, flags.values[0] != 0)) body();
+  }
 
   __device__ __forceinline__ void fence_async() {
 #if RINGSPAN_WARPGROUPS

@@ -396,6 +396,7 @@ class EmulatedRuntime final : public Runtime {
     own.tasks = tasks.data();
     own.groups = on_device(arguments.groups, "groups");
     own.taken = on_device(arguments.taken, "a counter");
+    own.places = on_device(arguments.places, "places of tiles");
     own.params.alibi_slopes = on_device(arguments.params.alibi_slopes, "alibi_slopes");
     own.params.sinks = on_device(arguments.params.sinks, "sinks");
     for (int index = 0; index < own.maps.count; ++index) {

@@ -47,7 +47,9 @@ class EmulatedHopperMachine {
   };
 
   // One role of the block.
-  explicit EmulatedHopperMachine(EmulatedBlock& block, int role = 0) : block_(block), role_(role) {}
+  explicit EmulatedHopperMachine(EmulatedBlock& block, int role = 0) : block_(block), role_(role) {
+    std::fill_n(takes_part_, kThreads / 32, true);
+  }
 
   template <DType kType>
   static std::uint32_t pack(float low, float high) {
@@ -68,7 +70,9 @@ class EmulatedHopperMachine {
 
   template <typename Body>
   void each(Body&& body) {
-    for (int thread = 0; thread < kThreads; ++thread) body(thread);
+    for (int thread = 0; thread < kThreads; ++thread) {
+      if (takes_part_[thread / 32]) body(thread);
+    }
   }
   void sync() { block_.sync(role_); }
   void sync_warps() {}
@@ -93,6 +97,22 @@ class EmulatedHopperMachine {
   static float reciprocal(float x) { return 1.0F / x; }
   static float min_or_nan(float x, float y) { return std::isnan(x) || x < y ? x : y; }
   static int fetch_add(int* counter, int value) { return std::atomic_ref(*counter).fetch_add(value); }
+  void any_of_warps(Registers<int, 1>& flags) {
+    for (int warp = 0; warp < kThreads; warp += 32) {
+      int any = 0;
+      for (int lane = 0; lane < 32; ++lane) any |= flags[warp + lane][0] != 0 ? 1 : 0;
+      for (int lane = 0; lane < 32; ++lane) flags[warp + lane][0] = any;
+    }
+  }
+  template <typename Body>
+  void by_warps(Registers<int, 1>& flags, Body&& body) {
+    for (int thread = 0; thread < kThreads; ++thread) {
+      require(flags[thread][0] == flags[thread / 32 * 32][0], "the threads of a warp go different ways");
+      takes_part_[thread / 32] = flags[thread][0] != 0;
+    }
+    body();
+    std::fill_n(takes_part_, kThreads / 32, true);
+  }
   static bool any_lane(bool flag) { return flag; }
   static int hidden(int value) { return value; }
 
@@ -218,6 +238,7 @@ class EmulatedHopperMachine {
   }
 
  private:
+  bool takes_part_[kThreads / 32];  // of each warp, in by_warps()
   struct Product {
     std::function<void()> run;
     std::vector<std::uint32_t> reads;

@@ -108,7 +108,12 @@ void for_waves(TileKernel kernel, const kernels::AttendParams& params, std::span
     AttendArguments arguments;
     arguments.kernel = kernel;
     set_params(arguments, params);
-    if (kernel == TileKernel::wgmma) arguments.maps = tile_maps_of(params.shape, tasks, owner);
+    std::vector<TaskPlaces> places;
+    if (kernel == TileKernel::wgmma) {
+      arguments.maps = tile_maps_of(params.shape, tasks, owner);
+      places = places_in(arguments.maps, params.shape, ordered, owner);
+      arguments.places = places.data();
+    }
     arguments.tasks = ordered.data();
     arguments.groups = schedule.groups.data() + wave.first;
     arguments.group_count = wave.count;

@@ -195,6 +195,7 @@ void GpuDevice::for_waves(TileKernel named, const kernels::AttendParams& params,
   arguments.kernel = kernel;
   set_params(arguments, params);
   arguments.maps = lists.maps;
+  arguments.places = lists.places;
   arguments.tasks = lists.tasks;
   for (std::size_t index = 0; index < lists.waves.size(); ++index) {
     const Wave& wave = lists.waves[index];

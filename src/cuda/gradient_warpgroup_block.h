@@ -88,16 +88,8 @@ class GradientWarpgroupBlock {
       m_.note(Phase::wait_for_rows);
       row_ring_.wait(m_);
       begins_rows_ = true;
-      const int heads_end = M::uniform(work().heads_end);
-      for (int t = M::uniform(work().heads_begin); t < heads_end; ++t) {
-        const Walk walk = walk_over<kGradient>(work().walk.template uniform<M>(), t);
-        if (walk.tiles > 0) {
-          take_in_head(walk, t + 1 == heads_end);
-        } else if (t + 1 == heads_end) {
-          row_ring_.release(m_);
-        }
-      }
     }
+    take_in_heads(flags);
     m_.note(Phase::store);
     if ((flags & Work::kEnds) != 0) put();
     return true;
@@ -112,22 +104,49 @@ class GradientWarpgroupBlock {
       RINGSPAN_UNROLL
       for (int half = 0; half < 2; ++half) seen_[thread][half] = work().seen[lane.row + half * 8] ? 1 : 0;
     });
-    put_gradients<P, kGradient>(m_, params_, work().first_task, rows(), params_.output_scale, first_, second_, seen_,
-                                tiles_.results());
+    bool* const is_spoilt = tiles_.work().is_spoilt[work_ring_.buffer()];
+    const int again = M::uniform(work().again);
+    if constexpr (kOwnsQueries) {
+      find_kept(m_, kept_, again, is_spoilt, first_);
+    } else {
+      find_kept(m_, kept_, again, is_spoilt, first_, second_);
+    }
+    m_.by_warps(kept_, [&] {
+      put_gradients<P, kGradient>(m_, params_, work().first_task, rows(), params_.output_scale, first_, second_, seen_,
+                                  tiles_.results());
+    });
   }
 
-  // is_last: the block's rows are given back when there are all scores.
-  RINGSPAN_DEVICE void take_in_head(const Walk& walk, bool is_last) {
+  // The block's rows are given back when there are all scores.
+  RINGSPAN_DEVICE void take_in_heads(int flags) {
+    const bool ends_rows = (flags & Work::kEndsRows) != 0, looks = (flags & Work::kLooks) != 0;
+    bool has_weights = (flags & Work::kHasWeights) != 0;
+    const Walk walk = work().walk.template uniform<M>();
+    const int begin = M::uniform(work().heads_begin), end = walk.tiles > 0 ? M::uniform(work().heads_end) : begin;
+    for (int t = begin; t < end; ++t) {
+      const bool is_last = t + 1 == end;
+      const bool leaves_weights = is_last ? (flags & Work::kLeavesWeights) != 0 : !looks;
+      take_in_head(walk_over<kGradient>(walk, t), is_last && ends_rows, has_weights, leaves_weights);
+      has_weights = leaves_weights;
+    }
+    if (begin < end || !ends_rows) return;
+    row_ring_.release(m_);
+    if (kOverlaps && has_weights) add_sums(walk, 0, 0);
+  }
+
+  // Of a head whose walk has tiles.
+  RINGSPAN_DEVICE void take_in_head(const Walk& walk, bool ends_rows, bool has_weights, bool leaves_weights) {
     if constexpr (kOverlaps) {
-      int flags = take_in_scores(walk, 0);
-      for (int tile = 1; tile < walk.tiles; ++tile) flags = take_in_tile(walk, tile, flags);
-      if (is_last) row_ring_.release(m_);
+      int flags = has_weights ? 0 : take_in_scores(walk, 0);
+      for (int tile = has_weights ? 0 : 1; tile < walk.tiles; ++tile) flags = take_in_tile(walk, tile, flags);
+      if (ends_rows) row_ring_.release(m_);
+      if (leaves_weights) return;
       m_.note(Phase::last_sums);
       add_sums(walk, walk.tiles - 1, flags);
     } else {
       for (int tile = 0; tile < walk.tiles; ++tile) {
         const int flags = take_in_scores(walk, tile);
-        if (is_last && tile + 1 == walk.tiles) row_ring_.release(m_);
+        if (ends_rows && tile + 1 == walk.tiles) row_ring_.release(m_);
         add_sums(walk, tile, flags);
       }
     }
@@ -145,8 +164,7 @@ class GradientWarpgroupBlock {
   }
 
   // Waits for the tile that is `ahead` of the one to be given back next. Returns its flags: checked where some pairs are
-  // masked, or a query's lse is -inf (of rows beyond the block's own it does not matter, they are never stored), and where one
-  // may be dropped, so that no value of a dropped pair reaches dv.
+  // masked, or a query's lse is -inf (of rows beyond the block's own it does not matter, they are never stored).
   RINGSPAN_DEVICE int arrive(int ahead) {
     m_.note(Phase::wait_for_tile);
     column_ring_.wait(m_, ahead);
@@ -346,6 +364,7 @@ class GradientWarpgroupBlock {
   Registers<float, 2> row_lse_, row_delta_;
   DroppedPairs<P, M> dropped_;  // with options
   Registers<int, 2> seen_;
+  Registers<int, 1> kept_;
 };
 
 }  // namespace ringspan::cuda

@@ -28,33 +28,50 @@ class GradientWarpgroupProducer {
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    while (const Work* work = work_list_.next()) copy(*work);
+    const Work* work = nullptr;
+    do {
+      bool has_entered = false;
+      RINGSPAN_NO_UNROLL
+      for (int part = 0; part < 2; ++part) {
+        if (work != nullptr) copy(*work, part);
+        if (!has_entered) has_entered = work_list_.enter(part == 1);
+      }
+      work = work_list_.tell(has_entered);
+    } while (work != nullptr);
     work_list_.finish();
     row_ring_.finish(m_);
     column_ring_.finish(m_);
   }
 
  private:
-  RINGSPAN_DEVICE void copy(const Work& work) {
+  // All but the last tiles, as many as leave a buffer, then these; all at once where those who multiply would wait for them.
+  RINGSPAN_DEVICE void copy(const Work& work, int part) {
     const int flags = M::uniform(work.flags);
-    if ((flags & Work::kBeginsRows) != 0) copy_rows(work);
-    const int end = M::uniform(work.heads_end);
-    const bool in_loop = M::uniform(work.first.map) >= 0 && M::uniform(work.second.map) >= 0 && !looks_at_all(flags);
-    for (int t = M::uniform(work.heads_begin); t < end; ++t) {
+    if (part == 0 && (flags & Work::kBeginsRows) != 0) copy_rows(work);
+    const int heads_end = M::uniform(work.heads_end);
+    for (int t = part == 0 ? M::uniform(work.heads_begin) : heads_end - 1; t < heads_end; ++t) {
       const Walk walk = walk_over<kGradient>(work.walk.template uniform<M>(), t);
-      const bool ends = t + 1 == end && (flags & Work::kEnds) != 0;
-      for (int tile = 0; tile < walk.tiles;) {
-        if (in_loop && walk.is_full(tile)) {
-          const int whole_end = walk.full_end < walk.tiles ? walk.full_end : walk.tiles;
-          copy_whole_columns(work, walk, tile, whole_end, ends && whole_end == walk.tiles);
-          tile = whole_end;
-        } else {
-          if (ends && tile + 1 == walk.tiles) work_list_.reserve();
-          copy_columns(work, walk, tile, looks_at_all(flags));
-          ++tile;
-        }
-      }
+      const int split = walk.tiles < 2 * Tiles::kBuffers ? walk.tiles : walk.tiles - (Tiles::kBuffers - 1);
+      const bool is_split = part == 0 && t + 1 == heads_end;
+      const int begin = part == 0 ? 0 : split, end = is_split ? split : walk.tiles;
+      const int mapped = mapped_tiles(work, walk, flags);
+      const int mapped_end = mapped < end ? mapped : end;
+      if (is_split && (flags & Work::kEnds) != 0) work_list_.reserve();
+      if (begin < mapped_end) copy_mapped_columns(work, walk, begin, mapped_end, flags);
+      for (int tile = mapped < begin ? begin : mapped; tile < end; ++tile) copy_columns(work, walk, tile, flags);
     }
+  }
+
+  // How many tiles of a walk come by the hardware alone: with maps for both operands all, but for a part of a tile at its end
+  // that has to be filled up with zeros; none where tiles are looked at.
+  RINGSPAN_DEVICE int mapped_tiles(const Work& work, const Walk& walk, int flags) const {
+    if (M::uniform(work.first.map) < 0 || M::uniform(work.second.map) < 0 || (flags & Work::kLooks) != 0) return 0;
+    const bool fills = M::uniform(work.first.dense && work.second.dense ? 1 : 0) != 0;
+    return fills ? walk.tiles : walk.rows / P::kCols;
+  }
+  // Of a tile with pairs that are masked.
+  RINGSPAN_DEVICE bool is_checked(const Walk& walk, int tile, int flags) const {
+    return (flags & Work::kWithout) != 0 || !walk.is_full(tile);
   }
 
   RINGSPAN_DEVICE void copy_rows(const Work& work) {
@@ -72,16 +89,12 @@ class GradientWarpgroupProducer {
     row_ring_.publish(m_);
   }
 
-  // Whether each tile of a task has pairs that have to be looked at.
-  RINGSPAN_DEVICE bool looks_at_all(int flags) const {
-    return (flags & Work::kWithout) != 0 || (P::kOptions && !kOwnsQueries && arguments_.params.shape.dropout);
-  }
-
-  // A tile with pairs that have to be looked at is waited for and searched.
-  RINGSPAN_DEVICE void copy_columns(const Work& work, const Walk& walk, int tile, bool looks_at_all) {
+  // A tile that is looked at is waited for and searched.
+  RINGSPAN_DEVICE void copy_columns(const Work& work, const Walk& walk, int tile, int flags) {
     const kernels::AttendShape& shape = arguments_.params.shape;
     const int buffer = column_ring_.buffer();
-    const bool looks = looks_at_all || !walk.is_full(tile);
+    bool checked = is_checked(walk, tile, flags);
+    const bool looks = (flags & Work::kLooks) != 0 && (checked || (P::kOptions && !kOwnsQueries && shape.dropout));
     m_.note(Phase::wait_for_buffer);
     column_ring_.acquire(m_);
     m_.note(Phase::copy);
@@ -89,16 +102,20 @@ class GradientWarpgroupProducer {
     copy(tiles_.y1(buffer), walk, tile, work.first, barrier, [&] { return y1_rows<kGradient>(work, walk, tile, shape); });
     copy(tiles_.y2(buffer), walk, tile, work.second, barrier, [&] { return y2_rows<kGradient>(work, walk, tile, shape); });
     bool excludes = false;
-    if constexpr (!kOwnsQueries) excludes = copy_statistics(work, walk, tile, buffer, looks);
+    if constexpr (!kOwnsQueries) {
+      const bool without = copy_statistics(work, walk, tile, buffer);
+      excludes = without && (flags & Work::kLooks) != 0;  // all of the tile is taken to hold what may not reach a sum
+      checked |= without;
+    }
     if (looks) {
       m_.note(Phase::look_at_values);
       landing_.wait(m_);
       constexpr int kSearched = kOwnsQueries ? 1 : 2;  // y1, and y2 behind it
-      excludes = hold_non_finite<P, kSearched>(m_, tiles_.y1(buffer), non_finite_);
+      excludes |= hold_non_finite<P, kSearched>(m_, tiles_.y1(buffer), non_finite_);
       m_.fence_async();
     }
     m_.each([&](int thread) {
-      if (thread == 0) *tiles_.flags(buffer) = excludes ? Tiles::kChecked | Tiles::kExcludes : looks ? Tiles::kChecked : 0;
+      if (thread == 0) *tiles_.flags(buffer) = (checked || looks ? Tiles::kChecked : 0) | (excludes ? Tiles::kExcludes : 0);
     });
     column_ring_.publish(m_);
   }
@@ -109,9 +126,8 @@ class GradientWarpgroupProducer {
                                                barrier, rows_of);
   }
 
-  // Returns, of a tile that is not looked at anyway, whether there is a row with lse = -inf: then all of it is taken to have to
-  // be looked at. Its copies are under way.
-  RINGSPAN_DEVICE bool copy_statistics(const Work& work, const Walk& walk, int tile, int buffer, bool looks) {
+  // Returns whether there is a row with lse = -inf. The tile's copies are under way.
+  RINGSPAN_DEVICE bool copy_statistics(const Work& work, const Walk& walk, int tile, int buffer) {
     const auto lse = view_of<const float>(work.task.lse, work.batch, walk.head);
     const auto delta = view_of<const float>(work.task.delta, work.batch, walk.head);
     m_.each([&](int thread) {
@@ -124,12 +140,12 @@ class GradientWarpgroupProducer {
       tiles_.delta(buffer)[thread] = valid ? *delta.row(row) : 0.0F;
       non_finite_[thread][0] = of_row == kMinusInfinity ? 1 : 0;
     });
-    return !looks && m_.sync_any(non_finite_);
+    return m_.sync_any(non_finite_);
   }
 
-  // Tiles [begin, end), which all rows see whole and which have maps: in a loop of few instructions, since nobody multiplies
-  // faster than tiles come. One thread asks for the tiles, another warp has lse and delta of the next tile on their way.
-  RINGSPAN_DEVICE void copy_whole_columns(const Work& work, const Walk& walk, int begin, int end, bool reserves) {
+  // Tiles [begin, end), which have maps: in a loop of few instructions, since nobody multiplies faster than tiles come. One
+  // thread asks for the tiles, another warp has lse and delta of the next tile on their way.
+  RINGSPAN_DEVICE void copy_mapped_columns(const Work& work, const Walk& walk, int begin, int end, int flags) {
     const int first_map = M::uniform(work.first.map), first_row = M::uniform(work.first.row);
     const int second_map = M::uniform(work.second.map), second_row = M::uniform(work.second.row);
     const int first_item = M::uniform(work.first.item), second_item = M::uniform(work.second.item);
@@ -138,13 +154,13 @@ class GradientWarpgroupProducer {
       const int batch = M::uniform(work.batch);
       lse = view_of<const float>(work.task.lse, batch, walk.head);
       delta = view_of<const float>(work.task.delta, batch, walk.head);
-      load_statistics(lse, delta, walk.first(begin));
+      load_statistics(lse, delta, walk, begin);
     }
     RINGSPAN_NO_UNROLL
     for (int tile = begin; tile < end; ++tile) {
       const int buffer = column_ring_.buffer();
       const int row = walk.first(tile);
-      if (reserves && tile + 1 == end) work_list_.reserve();
+      const int tile_flags = is_checked(walk, tile, flags) ? Tiles::kChecked : 0;
       m_.note(Phase::wait_for_buffer);
       column_ring_.acquire(m_);
       m_.note(Phase::copy);
@@ -154,33 +170,36 @@ class GradientWarpgroupProducer {
                                           {0, second_row + row, walk.head, second_item}, column_ring_.full());
       if constexpr (kOwnsQueries) {
         m_.each([&](int thread) {
-          if (thread == 0) *tiles_.flags(buffer) = 0;
+          if (thread == 0) *tiles_.flags(buffer) = tile_flags;
         });
       } else {
-        put_statistics(buffer);
-        if (tile + 1 < end) load_statistics(lse, delta, row + P::kCols);
+        put_statistics(buffer, tile_flags);
+        if (tile + 1 < end) load_statistics(lse, delta, walk, tile + 1);
       }
       column_ring_.publish(m_);
     }
   }
 
   // By the second warp, each thread two rows.
-  RINGSPAN_DEVICE void load_statistics(const RowsView<const float>& lse, const RowsView<const float>& delta, int first) {
+  RINGSPAN_DEVICE void load_statistics(const RowsView<const float>& lse, const RowsView<const float>& delta, const Walk& walk,
+                                       int tile) {
     static_assert(P::kCols == 64);
     m_.each([&](int thread) {
       if (thread / 32 != 1) return;
       RINGSPAN_UNROLL
       for (int part = 0; part < 2; ++part) {
-        const int row = first + thread % 32 + part * 32;
-        statistics_[thread][part] = *lse.row(row);
-        statistics_[thread][2 + part] = *delta.row(row);
+        const int index = thread % 32 + part * 32;
+        const int row = walk.first(tile) + index;
+        const bool valid = index < walk.valid(tile);
+        statistics_[thread][part] = valid ? *lse.row(row) : kMinusInfinity;
+        statistics_[thread][2 + part] = valid ? *delta.row(row) : 0.0F;
       }
     });
   }
-  // And what is to be known of the tile: where a row has lse = -inf, all of it is taken to have to be looked at.
-  RINGSPAN_DEVICE void put_statistics(int buffer) {
+  // And what is to be known of the tile: where a row has lse = -inf, its pairs are masked.
+  RINGSPAN_DEVICE void put_statistics(int buffer, int flags) {
     m_.each([&](int thread) {
-      if (thread == 32) *tiles_.flags(buffer) = 0;
+      if (thread == 32) *tiles_.flags(buffer) = flags;
     });
     m_.sync_warps();
     m_.each([&](int thread) {
@@ -190,7 +209,7 @@ class GradientWarpgroupProducer {
         const float lse = statistics_[thread][part];
         tiles_.lse(buffer)[thread % 32 + part * 32] = lse;
         tiles_.delta(buffer)[thread % 32 + part * 32] = statistics_[thread][2 + part];
-        if (lse == kMinusInfinity) *tiles_.flags(buffer) = Tiles::kChecked | Tiles::kExcludes;
+        if (lse == kMinusInfinity) *tiles_.flags(buffer) = Tiles::kChecked;
       }
     });
   }

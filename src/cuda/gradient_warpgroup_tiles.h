@@ -13,7 +13,7 @@ namespace ringspan::cuda {
 template <typename P>
 struct GradientTiles {
   static constexpr int kBuffers = P::kDim == 64 ? 4 : 3;  // what there is room for
-  // Of a tile: its pairs have to be looked at one by one; there may be NaN or infinities in it.
+  // Of a tile: some of its pairs are masked; there are NaN or infinities in it that these must not meet.
   enum Flag : int { kChecked = 1, kExcludes = 2 };
 
   template <typename M>

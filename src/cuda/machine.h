@@ -47,7 +47,10 @@
 #define RINGSPAN_UNROLL _Pragma("unroll")
 #define RINGSPAN_UNROLL_4 _Pragma("unroll 4")
 #define RINGSPAN_NO_UNROLL _Pragma("unroll 1")  // seldom taken, or to be short
+#define RINGSPAN_ASSUME_GLOBAL(pointer) \
+  __builtin_assume(__isGlobal(pointer))  // not shared memory: loads and stores of their own
 #else
+#define RINGSPAN_ASSUME_GLOBAL(pointer)
 #define RINGSPAN_DEVICE inline
 #define RINGSPAN_UNROLL
 #define RINGSPAN_UNROLL_4

@@ -165,9 +165,22 @@ std::vector<Entry> at_most(std::size_t most, std::vector<Entry> runs) {
   return result;
 }
 
-template <typename Operand>
-TileMap map_of(const kernels::AttendTask& task, const Operand& operand, std::int64_t rows, std::int64_t heads, int width) {
-  return {operand.data, operand.row_stride, operand.head_stride, operand.batch_stride, rows, heads, task.batch_count, width};
+// The operands on the side that blocks of this owner walk over, as they would be by themselves.
+struct OperandMaps {
+  TileMap first, second;
+};
+OperandMaps operands_of(const kernels::AttendShape& shape, const kernels::AttendTask& task, Owner owner) {
+  const auto map_of = [&](const auto& operand, std::int64_t rows, std::int64_t heads, int width) {
+    return TileMap{operand.data, operand.row_stride, operand.head_stride, operand.batch_stride, rows, heads, task.batch_count,
+                   width};
+  };
+  if (owner == Owner::key_gradients) {
+    return {map_of(task.q, task.q_count, task.head_count, shape.head_dim),
+            map_of(task.d_out, task.q_count, task.head_count, shape.head_dim_v)};
+  }
+  const std::int64_t last_head = task.head_first + (task.head_count - 1) * task.head_step;
+  const std::int64_t heads = kernels::kv_index(task, last_head / shape.group) + 1;
+  return {map_of(task.k, task.k_count, heads, shape.head_dim), map_of(task.v, task.k_count, heads, shape.head_dim_v)};
 }
 
 }  // namespace
@@ -186,15 +199,9 @@ TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels
     }
   };
   for (const kernels::AttendTask& task : tasks) {
-    if (owner == Owner::key_gradients) {
-      add(map_of(task, task.q, task.q_count, task.head_count, shape.head_dim));
-      add(map_of(task, task.d_out, task.q_count, task.head_count, shape.head_dim_v));
-    } else {
-      const std::int64_t last_head = task.head_first + (task.head_count - 1) * task.head_step;
-      const std::int64_t heads = kernels::kv_index(task, last_head / shape.group) + 1;
-      add(map_of(task, task.k, task.k_count, heads, shape.head_dim));
-      add(map_of(task, task.v, task.k_count, heads, shape.head_dim_v));
-    }
+    const OperandMaps operands = operands_of(shape, task, owner);
+    add(operands.first);
+    add(operands.second);
   }
   std::vector<Entry> runs = at_most(TileMaps::kMost, with_shifts(runs_of(std::move(entries))));
   std::sort(runs.begin(), runs.end(), [](const Entry& a, const Entry& b) { return a.place < b.place; });
@@ -203,6 +210,35 @@ TileMaps tile_maps_of(const kernels::AttendShape& shape, std::span<const kernels
     if (maps.count < TileMaps::kMost) maps.maps[maps.count++] = run.map;
   }
   return maps;
+}
+
+TilePlace place_in(const TileMaps& maps, const TileMap& operand) {
+  for (int index = 0; index < maps.count; ++index) {
+    const TileMap& map = maps.maps[index];
+    if (map.row_stride != operand.row_stride || map.head_stride != operand.head_stride ||
+        map.batch_stride != operand.batch_stride || map.width != operand.width || operand.heads > map.heads ||
+        operand.batches > map.batches) {
+      continue;
+    }
+    std::int64_t distance = elements_between(map, operand);
+    for (int shift = 0; shift < map.shifts && distance >= 0; ++shift, distance -= map.shift_stride) {
+      const std::int64_t row = distance / map.row_stride;
+      if (row * map.row_stride == distance && row + operand.rows <= map.rows)
+        return {index, static_cast<int>(row), map.dense, shift};
+    }
+  }
+  return {};
+}
+
+std::vector<TaskPlaces> places_in(const TileMaps& maps, const kernels::AttendShape& shape,
+                                  std::span<const kernels::AttendTask> tasks, Owner owner) {
+  std::vector<TaskPlaces> places;
+  places.reserve(tasks.size());
+  for (const kernels::AttendTask& task : tasks) {
+    const OperandMaps operands = operands_of(shape, task, owner);
+    places.push_back({place_in(maps, operands.first), place_in(maps, operands.second)});
+  }
+  return places;
 }
 
 }  // namespace ringspan::cuda

@@ -33,13 +33,10 @@ kernels::AttendShape shape_of(int group = 1) {
   return shape;
 }
 
-TilePlace place_of(const TileMaps& maps, const AttendTask& task, const kernels::KeyRows& operand, int width = kDim) {
-  return find_place(maps, operand, width, task.k_count, static_cast<int>(task.head_count),
-                    static_cast<int>(task.batch_count) - 1);
-}
-TilePlace place_of(const TileMaps& maps, const AttendTask& task, const kernels::Rows& operand) {
-  return find_place(maps, operand, kDim, task.q_count, static_cast<int>(task.head_count),
-                    static_cast<int>(task.batch_count) - 1);
+template <typename Operand>
+TilePlace place_of(const TileMaps& maps, const AttendTask& task, const Operand& operand, int width = kDim) {
+  return place_in(maps, {operand.data, operand.row_stride, operand.head_stride, operand.batch_stride, task.k_count,
+                         task.head_count, task.batch_count, width});
 }
 
 TEST(TileMaps, TasksOfOneTensorShareAMap) {
@@ -185,8 +182,9 @@ TEST(TileMaps, ViewsThatAreAlikeShareAMap) {
         ASSERT_GE(place.map, 0);
         const TileMap& map = maps.maps[place.map];
         EXPECT_EQ(map.shifts, 4);
-        EXPECT_LT(place.item, map.items());
-        const std::int64_t element = place.row * map.row_stride + place.item * map.item_stride();  // of the last batch item
+        const std::int64_t item = place.item + (task.batch_count - 1) * map.item_step;  // of the last batch item
+        EXPECT_LT(item, map.items());
+        const std::int64_t element = place.row * map.row_stride + item * map.item_stride();
         const std::int64_t behind = std::int64_t{task.batch_count - 1} * (keys ? task.k.batch_stride : task.q.batch_stride);
         EXPECT_EQ(static_cast<const char*>(map.begin) + element * 2,
                   static_cast<char*>(keys ? task.k.data : task.q.data) + behind * 2);

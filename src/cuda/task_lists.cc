@@ -14,7 +14,7 @@
 namespace ringspan::cuda {
 namespace {
 
-static_assert(sizeof(Group) == internal::kTaskGroupBytes);
+static_assert(sizeof(Group) == internal::kTaskGroupBytes && sizeof(TaskPlaces) == internal::kTaskPlacesBytes);
 
 std::int64_t aligned(std::int64_t bytes) {
   return (bytes + internal::kTaskListAlignment - 1) / internal::kTaskListAlignment * internal::kTaskListAlignment;
@@ -188,12 +188,16 @@ const AttendLists& TaskLists::attend(TileKernel kernel, Owner owner, const kerne
     std::vector<kernels::AttendTask> ordered;
     ordered.reserve(schedule.order.size());
     for (const std::int64_t index : schedule.order) ordered.push_back(tasks[static_cast<std::size_t>(index)]);
-    if (kernel == TileKernel::wgmma) lists.maps = tile_maps_of(shape, tasks, owner);
+    std::vector<TaskPlaces> places;
+    if (kernel == TileKernel::wgmma) {
+      lists.maps = tile_maps_of(shape, tasks, owner);
+      places = places_in(lists.maps, shape, ordered, owner);
+    }
     const std::vector<std::int32_t> zeros(schedule.waves.size());
     const std::int32_t* taken = nullptr;
-    std::tie(lists.tasks, lists.groups, taken) =
+    std::tie(lists.tasks, lists.groups, taken, lists.places) =
         send(std::span<const kernels::AttendTask>(ordered), std::span<const Group>(schedule.groups),
-             std::span<const std::int32_t>(zeros));
+             std::span<const std::int32_t>(zeros), std::span<const TaskPlaces>(places));
     lists.taken = const_cast<std::int32_t*>(taken);
     lists.waves = std::move(schedule.waves);
     return lists;

@@ -42,6 +42,7 @@ struct AttendLists {
   const Group* groups = nullptr;
   std::int32_t* taken = nullptr;  // a counter for each wave
   TileMaps maps;
+  const TaskPlaces* places = nullptr;  // of each task in these maps, null where there are none
 };
 
 struct RowLists {

@@ -72,7 +72,8 @@ class Lists : public ::testing::Test {
   }
   // A block of `count` of these lists.
   void reserve(int count) {
-    lists_.reserve(count * (static_cast<std::int64_t>(sizeof(AttendTask)) + internal::kTaskGroupBytes + 16 + 32));
+    lists_.reserve(count * (static_cast<std::int64_t>(sizeof(AttendTask)) + internal::kTaskGroupBytes +
+                            internal::kTaskPlacesBytes + 16 + 32));
   }
 
   internal::Launch launch_;

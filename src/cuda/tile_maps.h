@@ -37,35 +37,16 @@ struct TileMaps {
   bool complete = false;  // there is one for every operand, all dense: the hardware copies all tiles
 };
 
-// Where an operand of a task is found.
+// Where an operand of a task is found: found out on the host (make_tile_maps.h).
 struct TilePlace {
   int map = -1;        // none
   int row = 0;         // of the operand's first one
   bool dense = false;  // what lies behind the operand may be read
-  int item = 0;        // the batch item of the operand's view
+  int item = 0;        // the first batch item of the operand's view, then every item_step-th
 };
-
-// Of an operand's batch item, whose rows and heads up to these counts are going to be asked for: beyond the ends of its map the
-// hardware would deliver zeros.
-template <typename Operand>
-RINGSPAN_DEVICE TilePlace find_place(const TileMaps& maps, const Operand& operand, int width, std::int64_t rows, int heads,
-                                     int batch) {
-  for (int index = 0; index < maps.count; ++index) {
-    const TileMap& map = maps.maps[index];
-    if (map.row_stride != operand.row_stride || map.head_stride != operand.head_stride ||
-        map.batch_stride != operand.batch_stride || map.width != width || heads > map.heads || batch >= map.batches) {
-      continue;
-    }
-    std::int64_t distance = static_cast<const char*>(operand.data) - static_cast<const char*>(map.begin);
-    RINGSPAN_NO_UNROLL
-    for (int shift = 0; shift < map.shifts && distance >= 0; ++shift, distance -= map.shift_stride * 2) {
-      // In units of 16 bytes, of which both are multiples: a GPU divides numbers of 32 bits much faster.
-      const std::int64_t row = (distance / 16) / (map.row_stride / 8);
-      if (row * map.row_stride * 2 == distance && row + rows <= map.rows)
-        return {index, static_cast<int>(row), map.dense, batch * map.item_step + shift};
-    }
-  }
-  return {};
-}
+// Of the operands on the other side of a task: k and v, or q and d_out.
+struct alignas(8) TaskPlaces {
+  TilePlace first, second;
+};
 
 }  // namespace ringspan::cuda

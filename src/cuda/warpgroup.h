@@ -18,6 +18,10 @@
 //   commit_products(), wait_products<n>(r...)               groups of products; r: what may be touched again
 //   min_or_nan(x, y)           the least, or NaN where x is
 //   fetch_add(counter, n)      atomically, of memory, by one thread; returns what was there
+//   any_of_warps(r)            r[thread][0] becomes whether any of the thread's warp was not 0
+//   by_warps(r, body)          body(), which has no barrier of several warps, by the warps whose r[thread][0] is not 0: the
+//   same
+//                              in all threads of a warp
 //
 // Roles: warpgroups of one block may run different programs, each with a machine of its own, to which the above belongs
 // (sync() meets the role's threads, thread numbers begin at 0). They meet at barriers (mbarrier), 8 bytes of shared memory that

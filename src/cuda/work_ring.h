@@ -3,8 +3,13 @@
 //
 // A launch has as many blocks of threads as the device runs at a time, its residents. Each begins with the block of its own
 // number and takes the next one that nobody has when it has nearly copied all for the one before, not earlier, so that no one
-// waits for a resident with more to do, nor later, so that what the next one needs is on its way while results leave. Which
-// resident runs a block does not show in its results.
+// waits for a resident with more to do, nor later, so that what the next one needs is on its way while results leave. Tasks are
+// found out in two halves, before the last tiles of the one before are copied and after: a half takes no longer than what has
+// been copied lasts. Which resident runs a block does not show in its results.
+//
+// A block whose sums come out NaN or infinite is taken in again, and only then are values that a masked or dropped pair may
+// meet looked at (checked_tile.h): nobody waits for looks that find nothing. Warps whose sums were finite have stored theirs,
+// and store nothing then.
 //
 // Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident, and
 // some times the latency of the device's memory per group, and per task where a group has several: what the block before had
@@ -29,14 +34,23 @@ struct TaskWork {
     kEndsRows = 8,    // the task after it has others
     kWithout = 16,    // backward: a row that the block owns has lse = -inf
     kOver = 32,       // none: the resident has nothing more to do
+    kLooks = 64,      // the block is taken in again
+    // The last tile's weights meet its values beside the first scores of the task after it, which has the same rows; and the
+    // task before has left such weights.
+    kLeavesWeights = 128,
+    kHasWeights = 256,
   };
-  kernels::AttendTask task, first_task;  // copies: it, and the first one of the block
+  static constexpr int kWarps = P::kThreads / 32;  // that multiply
+  kernels::AttendTask task, first_task;            // copies: it, and the first one of the block
   int flags;
+  int block;                             // its number
+  int again;                             // where it is taken in again, for which warps, by bit
   int batch, head;                       // of the tasks' batch items, and of their heads (WorkList)
   int first_row, rows;                   // that the block owns
   int heads_begin, heads_end;            // the task's query heads that it takes in
   TileWalk<P> walk;                      // of the first of these heads
-  TilePlace first, second;               // of the operands on the other side
+  TaskPlaces places;                     // a copy
+  TilePlace first, second;               // these, of the batch item
   int begin[P::kRows], end[P::kRows];    // which rows of the other side each row sees
   bool seen[P::kRows];                   // whether a row has seen any, in the tasks so far
   float lse[P::kRows], delta[P::kRows];  // of queries that the block owns, in backward
@@ -61,7 +75,8 @@ struct TaskWork {
 };
 
 // The slots; the group of the block that was entered last; and on its way from one thread of the side that copies to all, a
-// block's number.
+// block's number. Of each slot's block, where warps say that their sums are not finite; and the blocks which that was said of,
+// of which there are as many as slots at most.
 template <typename P>
 struct WorkSlots {
   static constexpr int kSlots = 2;
@@ -69,11 +84,14 @@ struct WorkSlots {
   Group group;
   int group_number, group_end;  // which it is; the first block that it does not have
   int taken;
+  int spoilt_count;
+  int spoilt_block[kSlots], spoilt_warps[kSlots];
+  alignas(8) bool is_spoilt[kSlots][TaskWork<P>::kWarps];
 };
 using WorkRing = TileRing<2>;
 
 // The tasks of a resident's blocks, one after the other. Blocks own queries, of query head `head` of their tasks, or keys, of
-// kv head `head`; queries stay where they are (kBeginsRows) where attend's next task has the same ones.
+// kv head `head`; these rows stay where they are (kBeginsRows) where the next task has the same ones.
 //
 // What outlasts a task is in shared memory: registers are few, and the loops that copy need them.
 template <typename P, typename M, Owner kOwner>
@@ -85,10 +103,17 @@ class WorkList {
   static_assert(M::kThreads == P::kRows);
 
   RINGSPAN_DEVICE WorkList(M& m, const AttendArguments& arguments, WorkRing ring, WorkSlots<P>& slots, int first, int residents)
-      : m_(m), arguments_(arguments), ring_(ring), slots_(slots), first_(first), residents_(residents) {}
+      : m_(m), arguments_(arguments), ring_(ring), slots_(slots), first_(first), residents_(residents) {
+    m_.each([&](int thread) {
+      if (thread < WorkSlots<P>::kSlots * Work::kWarps) slots_.is_spoilt[thread / Work::kWarps][thread % Work::kWarps] = false;
+      if (thread == 0) slots_.spoilt_count = 0;
+    });
+    m_.sync();
+  }
 
-  // Asks for the block after this one; its number is on its way until next() needs it.
+  // Asks for the block after this one; its number is on its way until enter() needs it.
   RINGSPAN_DEVICE void reserve() {
+    if (has_reserved_) return;
     has_reserved_ = true;
     if (arguments_.blocks <= residents_) return;
     m_.each([&](int thread) {
@@ -96,45 +121,61 @@ class WorkList {
     });
   }
 
-  // Publishes the next task and returns it; null, which is told too, where there is none. The one returned before is then still
-  // there, those before it are not. Barriers.
-  RINGSPAN_DEVICE const Work* next() {
+  // Finds the next task, the first half of tell(): to be called when the last tiles of the task before are still to be copied,
+  // so that finding it does not keep those who multiply waiting. Returns false where there seems to be none; whether there is
+  // one, which was spoilt, shows when all tiles have been multiplied, which is waited for with `waits`. Barriers.
+  RINGSPAN_DEVICE bool enter(bool waits) {
     m_.note(Phase::wait_for_slot);
     ring_.acquire(m_);
     m_.note(Phase::enter);
+    note_spoilt(ring_.buffer());
     Work& work = slots_.work[ring_.buffer()];
     const Work& before = slots_.work[ring_.buffer(1)];
-    RowsOfBlock of{};
     bool is_new_group = false;
     if (index_ == 0) {
-      const int block = next_block();
-      if (block >= arguments_.blocks) {
-        m_.each([&](int thread) {
-          if (thread == 0) work.flags = Work::kOver;
-        });
-        ring_.publish(m_);
-        return nullptr;
-      }
-      is_new_group = !has_begun_ || block >= M::uniform(slots_.group_end);
+      int again = 0;
+      const int block = next_block(again, waits);
+      if (block >= arguments_.blocks) return false;
+      is_new_group = !has_begun_ || block >= M::uniform(slots_.group_end) || is_before_group(block);
       if (is_new_group) enter_group(block);
       has_begun_ = true;
-      const BlockWork place = work_in(slots_.group, slots_.group_number, block);
-      of.batch = static_cast<int>(place.batch);
-      of.head = static_cast<int>(place.head);
-      of.first = static_cast<int>(place.tile);  // for now
+      m_.each([&](int thread) {
+        if (thread != 0) return;
+        const BlockWork place = work_in(slots_.group, slots_.group_number, block);
+        work.block = block;
+        work.again = again;
+        work.batch = static_cast<int>(place.batch);
+        work.head = static_cast<int>(place.head);
+        work.first_row = static_cast<int>(place.tile);  // for now
+      });
     }
     const Group& group = slots_.group;
-    const Task* const tasks = arguments_.tasks + group.first_task;
-    const bool is_known = index_ == 0 && !is_new_group && group.task_count == 1;
-    const bool has_places = is_known && before.batch == of.batch;
-    copy_tasks(work, before, is_known ? before.task : tasks[index_]);
-    m_.note(Phase::look_at_rows);
-    const Task& task = work.task;
-    if (index_ == 0) {
-      own_rows(group, task, of);
+    if (index_ == 0 && !is_new_group && group.task_count == 1) {
+      copy_tasks(work, before, before.task, before.places);
     } else {
-      of = {before.batch, before.head, before.first_row, before.rows};
+      copy_tasks(work, before, arguments_.tasks[group.first_task + index_], arguments_.places[group.first_task + index_]);
     }
+    m_.note(Phase::copy);
+    return true;
+  }
+
+  // Publishes the task that was entered and returns it; null, which is told too, where there is none. The one returned before
+  // is then still there, those before it are not. Barriers.
+  RINGSPAN_DEVICE const Work* tell(bool has_entered) {
+    m_.note(Phase::look_at_rows);
+    Work& work = slots_.work[ring_.buffer()];
+    if (!has_entered) {
+      m_.each([&](int thread) {
+        if (thread == 0) work.flags = Work::kOver;
+      });
+      ring_.publish(m_);
+      return nullptr;
+    }
+    const Work& before = slots_.work[ring_.buffer(1)];
+    const Group& group = slots_.group;
+    const Task& task = work.task;
+    const RowsOfBlock of =
+        index_ == 0 ? own_rows(group, work) : RowsOfBlock{before.batch, before.head, before.first_row, before.rows};
     const kernels::IndexRange heads = heads_of(task, of.head);
     const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
     m_.each([&](int thread) {
@@ -142,7 +183,7 @@ class WorkList {
       if (thread < of.count && !heads.empty()) range = columns_of_row(task, of.first + thread);
       work.begin[thread] = static_cast<int>(range.begin < count ? range.begin : count);
       work.end[thread] = static_cast<int>(range.end < count ? range.end : count);
-      const bool without = !has_statistics(work, task, of, thread);
+      const bool without = !has_statistics(work, before, of, thread);
       without_[thread][0] = without ? 1 : 0;
       work.seen[thread] = (index_ != 0 && before.seen[thread]) || (!range.empty() && !without);
     });
@@ -150,7 +191,7 @@ class WorkList {
     m_.note(Phase::tell);
     m_.each([&](int thread) {  // threads of different warps
       if (thread == 0) {
-        work.flags = (without ? Work::kWithout : 0) | flags_of(tasks, group.task_count, !heads.empty());
+        if (index_ != 0) work.block = before.block, work.again = before.again;
         work.batch = of.batch;
         work.head = of.head;
         work.first_row = of.first;
@@ -158,10 +199,10 @@ class WorkList {
         work.heads_begin = static_cast<int>(heads.begin);
         work.heads_end = static_cast<int>(heads.end);
         work.walk = walk_of(work, task, count, heads, of.count);
-      } else if (thread == 32 || thread == 64) {  // the same instructions
-        const bool second = thread == 64;
-        TilePlace& place = second ? work.second : work.first;
-        place = !has_places ? place_of(task, second, count, of.batch) : second ? before.second : before.first;
+        work.flags = (without ? Work::kWithout : 0) | flags_of(work, before, group.task_count);
+      } else if (thread == 32) {
+        work.first = place_of(work.places.first, of.batch);
+        work.second = place_of(work.places.second, of.batch);
       }
     });
     m_.sync();
@@ -173,18 +214,61 @@ class WorkList {
   RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
 
  private:
-  // The number of the resident's next block, or one beyond the last.
-  RINGSPAN_DEVICE int next_block() {
-    if (!has_begun_) return first_;
+  // The number of the resident's next block, or one beyond the last; `again` as in TaskWork.
+  RINGSPAN_DEVICE int next_block(int& again, bool waits) {
+    int block = next_spoilt(again);
+    if (block >= 0) return block;
+    block = has_begun_ ? next_new_block() : first_;
+    if (block < arguments_.blocks || !waits) return block;
+    ring_.finish(m_);  // what is still multiplied may have to be taken in again
+    for (int slot = 0; slot < WorkSlots<P>::kSlots; ++slot) note_spoilt(slot);
+    block = next_spoilt(again);
+    return block >= 0 ? block : static_cast<int>(arguments_.blocks);
+  }
+
+  // What warps have said of a slot's block, whose buffer is free.
+  RINGSPAN_DEVICE void note_spoilt(int slot) {
+    static_assert(Work::kWarps == 8);
+    const auto said = *reinterpret_cast<const std::uint64_t*>(slots_.is_spoilt[slot]);
+    if (M::uniform(said != 0 ? 1 : 0) == 0) return;
+    m_.sync();
+    m_.each([&](int thread) {
+      if (thread != 0) return;
+      int warps = 0;
+      RINGSPAN_NO_UNROLL
+      for (int warp = 0; warp < Work::kWarps; ++warp) {
+        if (slots_.is_spoilt[slot][warp]) warps |= 1 << warp;
+        slots_.is_spoilt[slot][warp] = false;
+      }
+      slots_.spoilt_block[slots_.spoilt_count] = slots_.work[slot].block;
+      slots_.spoilt_warps[slots_.spoilt_count++] = warps;
+    });
+    m_.sync();
+  }
+  // One of these blocks, -1 where there is none.
+  RINGSPAN_DEVICE int next_spoilt(int& again) {
+    const int count = M::uniform(slots_.spoilt_count);
+    if (count == 0) return -1;
+    const int block = M::uniform(slots_.spoilt_block[count - 1]);
+    again = M::uniform(slots_.spoilt_warps[count - 1]);
+    m_.sync();
+    m_.each([&](int thread) {
+      if (thread == 0) slots_.spoilt_count = count - 1;
+    });
+    return block;
+  }
+
+  // One that nobody has had; one beyond the last is not forgotten.
+  RINGSPAN_DEVICE int next_new_block() {
     if (arguments_.blocks <= residents_) return static_cast<int>(arguments_.blocks);
-    if (!has_reserved_) reserve();
-    has_reserved_ = false;
+    reserve();
     m_.each([&](int thread) {
       if (thread == 0) slots_.taken = reserved_[thread][0];
     });
     m_.sync();
     const int block = M::uniform(slots_.taken);
-    if (block >= arguments_.blocks) reset_counter(block);
+    has_reserved_ = block >= arguments_.blocks;
+    if (has_reserved_) reset_counter(block);
     return block;
   }
 
@@ -199,7 +283,7 @@ class WorkList {
   // Threads look at groups one behind the other, from the one before on: many looks at the device's memory take as long as one.
   // Nobody looks at the group before any more.
   RINGSPAN_DEVICE void enter_group(int block) {
-    int from = has_begun_ ? M::uniform(slots_.group_number) : 0;
+    int from = has_begun_ && !is_before_group(block) ? M::uniform(slots_.group_number) : 0;
     m_.sync();
     do {
       m_.each([&](int thread) {
@@ -216,6 +300,9 @@ class WorkList {
     m_.each([&](int thread) { copy_words(slots_.group, group, thread); });
     m_.sync();
   }
+  RINGSPAN_DEVICE bool is_before_group(int block) const {
+    return block < M::uniform(static_cast<int>(slots_.group.first_block));
+  }
   RINGSPAN_DEVICE std::int64_t first_block(int group) const {
     return group < arguments_.group_count ? arguments_.groups[group].first_block : arguments_.blocks;
   }
@@ -228,20 +315,21 @@ class WorkList {
     reinterpret_cast<Word*>(&to)[thread] = reinterpret_cast<const Word*>(&from)[thread];
   }
   // What is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.
-  RINGSPAN_DEVICE void copy_tasks(Work& work, const Work& before, const Task& task) {
+  RINGSPAN_DEVICE void copy_tasks(Work& work, const Work& before, const Task& task, const TaskPlaces& places) {
     m_.each([&](int thread) {
       copy_words(work.task, task, thread);
+      copy_words(work.places, places, thread);
       copy_words(work.first_task, index_ == 0 ? task : before.first_task, thread);
     });
     m_.sync();
   }
 
-  // The rows of a block that has just been entered, whose tile is in of.first.
-  RINGSPAN_DEVICE void own_rows(const Group& group, const Task& task, RowsOfBlock& of) const {
+  // The rows of a block that has just been entered, whose tile is in first_row.
+  RINGSPAN_DEVICE RowsOfBlock own_rows(const Group& group, const Work& work) const {
     // The most work first: under a causal mask the last queries, and the first keys.
-    of.first = (kOwnsQueries ? group.tiles - 1 - of.first : of.first) * P::kRows;
-    const std::int64_t left = (kOwnsQueries ? task.q_count : task.k_count) - of.first;
-    of.count = left < P::kRows ? static_cast<int>(left) : P::kRows;
+    const int first = (kOwnsQueries ? group.tiles - 1 - work.first_row : work.first_row) * P::kRows;
+    const std::int64_t left = (kOwnsQueries ? work.task.q_count : work.task.k_count) - first;
+    return {work.batch, work.head, first, left < P::kRows ? static_cast<int>(left) : P::kRows};
   }
 
   RINGSPAN_DEVICE TileWalk<P> walk_of(const Work& work, const Task& task, std::int64_t count, const kernels::IndexRange& heads,
@@ -249,17 +337,11 @@ class WorkList {
     const auto range_of = [&](int row) { return kernels::IndexRange{work.begin[row], work.end[row]}; };
     return TileWalk<P>::of(range_of(0), range_of(rows - 1), count, kOwnsQueries ? kv_head(task, heads.begin) : heads.begin);
   }
-  // Of the first or the second operand on the other side, for all heads of the task.
-  RINGSPAN_DEVICE TilePlace place_of(const Task& task, bool second, std::int64_t count, int batch) const {
-    const kernels::AttendShape& shape = arguments_.params.shape;
-    const int width = second ? shape.head_dim_v : shape.head_dim;
-    if constexpr (kOwnsQueries) {
-      const int heads = kv_head(task, task.head_count - 1) + 1;
-      return find_place(arguments_.maps, second ? task.v : task.k, width, count, heads, batch);
-    } else {
-      const auto heads = static_cast<int>(task.head_count);
-      return find_place(arguments_.maps, second ? task.d_out : task.q, width, count, heads, batch);
-    }
+  // Of an operand on the other side, for a batch item. There may be no maps after all (device_tensor_maps.h).
+  RINGSPAN_DEVICE TilePlace place_of(TilePlace place, int batch) const {
+    if (place.map >= arguments_.maps.count) place.map = -1;
+    if (place.map >= 0) place.item += batch * arguments_.maps.maps[place.map].item_step;
+    return place;
   }
 
   RINGSPAN_DEVICE kernels::IndexRange heads_of(const Task& task, int head) const {
@@ -281,27 +363,42 @@ class WorkList {
     return kernels::queries_of_key(task, row);
   }
   // lse and delta of a thread's row, where queries are owned in backward; false: it is a row whose lse is -inf.
-  RINGSPAN_DEVICE bool has_statistics(Work& work, const Task& task, const RowsOfBlock& of, int thread) const {
+  RINGSPAN_DEVICE bool has_statistics(Work& work, const Work& before, const RowsOfBlock& of, int thread) const {
     if constexpr (kOwner != Owner::query_gradients) return true;
-    if (thread >= of.count) {
-      work.lse[thread] = kMinusInfinity;
-      work.delta[thread] = 0.0F;
-      return true;
+    float lse = kMinusInfinity, delta = 0.0F;
+    if (index_ != 0 && have_same_rows(work.task, before.task)) {
+      lse = before.lse[thread];
+      delta = before.delta[thread];
+    } else if (thread < of.count) {
+      lse = *view_of<const float>(work.task.lse, of.batch, of.head).row(of.first + thread);
+      delta = *view_of<const float>(work.task.delta, of.batch, of.head).row(of.first + thread);
     }
-    const float lse = *view_of<const float>(task.lse, of.batch, of.head).row(of.first + thread);
     work.lse[thread] = lse;
-    work.delta[thread] = *view_of<const float>(task.delta, of.batch, of.head).row(of.first + thread);
-    return lse != kMinusInfinity;
+    work.delta[thread] = delta;
+    return thread >= of.count || lse != kMinusInfinity;
   }
-  RINGSPAN_DEVICE int flags_of(const Task* tasks, int task_count, bool has_heads) const {
+  RINGSPAN_DEVICE int flags_of(const Work& work, const Work& before, int task_count) const {
+    const Task* const tasks = arguments_.tasks + slots_.group.first_task;
     const bool begins = index_ == 0;
     const bool ends = index_ + 1 == task_count;
-    const int flags = (begins ? Work::kBegins : 0) | (ends ? Work::kEnds : 0);
-    if constexpr (kOwner != Owner::state) return flags | (has_heads ? Work::kBeginsRows | Work::kEndsRows : 0);
-    const Task* const task = tasks + index_;
-    const bool begins_rows = begins || task->q.data != task[-1].q.data;
-    const bool ends_rows = ends || task->q.data != task[1].q.data;
-    return flags | (begins_rows ? Work::kBeginsRows : 0) | (ends_rows ? Work::kEndsRows : 0);
+    const bool begins_rows = begins || !have_same_rows(work.task, before.task);
+    const bool ends_rows = ends || !have_same_rows(work.task, tasks[index_ + 1]);
+    const bool has_weights = !begins && (before.flags & Work::kLeavesWeights) != 0;
+    const bool looks = work.again != 0;
+    const bool leaves_weights = (has_weights || work.walk.tiles > 0) && !ends_rows && !looks;
+    return (begins ? Work::kBegins : 0) | (ends ? Work::kEnds : 0) | (begins_rows ? Work::kBeginsRows : 0) |
+           (ends_rows ? Work::kEndsRows : 0) | (looks ? Work::kLooks : 0) | (has_weights ? Work::kHasWeights : 0) |
+           (leaves_weights ? Work::kLeavesWeights : 0);
+  }
+  // Of two tasks of a group, whether the rows that a block owns are the same in memory.
+  RINGSPAN_DEVICE static bool have_same_rows(const Task& a, const Task& b) {
+    if constexpr (kOwner == Owner::state) {
+      return a.q == b.q;
+    } else if constexpr (kOwner == Owner::query_gradients) {
+      return a.q == b.q && a.d_out == b.d_out && a.lse == b.lse && a.delta == b.delta;
+    } else {
+      return a.k == b.k && a.v == b.v && a.kv_head_first == b.kv_head_first && a.kv_head_step == b.kv_head_step;
+    }
   }
 
   M& m_;

@@ -10,12 +10,14 @@
 
 namespace ringspan::internal {
 
-// Lists of tasks, groups and counters, one of these per wave. A launch is cut into waves of at least one task.
+// Lists of tasks, their places in maps, groups and counters, one of these per wave. A launch is cut into waves of at least one
+// task.
 std::int64_t task_list_bytes(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches) {
-  const auto task_bytes = static_cast<std::int64_t>(sizeof(kernels::AttendTask) + sizeof(std::int32_t)) + kTaskGroupBytes;
+  const auto task_bytes =
+      static_cast<std::int64_t>(sizeof(kernels::AttendTask) + sizeof(std::int32_t)) + kTaskGroupBytes + kTaskPlacesBytes;
   const auto row_bytes = static_cast<std::int64_t>(sizeof(kernels::RowTask) + sizeof(std::int64_t));
   const std::int64_t waves = row_tasks + attend_tasks + launches;
-  return row_tasks * row_bytes + attend_tasks * task_bytes + 3 * waves * kTaskListAlignment;
+  return row_tasks * row_bytes + attend_tasks * task_bytes + 4 * waves * kTaskListAlignment;
 }
 
 namespace {

@@ -15,6 +15,7 @@ inline constexpr int kTaskListBlocks = 2;                      // take turns, on
 inline constexpr std::int64_t kLeastTaskListBytes = 64 << 10;  // of a block: passes of a few tasks each, over many tensors
 inline constexpr std::int64_t kTaskListAlignment = 16;         // of each list in a block: small copies arrive sooner
 inline constexpr std::int64_t kTaskGroupBytes = 48;            // of a group of attend tasks, see cuda/arguments.h
+inline constexpr std::int64_t kTaskPlacesBytes = 32;           // of an attend task, see cuda/tile_maps.h
 
 // Of one block: for a pass that sends so many tasks, and as large as the lists of either pass of a plan.
 std::int64_t task_list_bytes(std::int64_t row_tasks, std::int64_t attend_tasks, std::int64_t launches);
