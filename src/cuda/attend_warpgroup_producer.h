@@ -1,6 +1,6 @@
-// The warpgroup of attend's program (attend_warpgroup_block.h) that finds out what there is to do (work_ring.h) and copies
-// queries, keys and values into shared memory, in the order in which buffers become free: keys j + 1 before values j, and the
-// first ones of the next task while the last of this are still in use.
+// The warps of attend's program (attend_warpgroup_block.h) that copy queries, keys and values of what there is to do
+// (work_ring.h) into shared memory, in the order in which buffers become free: keys j + 1 before values j, and the first ones
+// of the next task while the last of this are still in use.
 #pragma once
 
 #include "cuda/attend_warpgroup_tiles.h"
@@ -13,9 +13,9 @@ class AttendWarpgroupProducer {
   using Element = typename P::Element;
   using Work = TaskWork<P>;
   using Walk = TileWalk<P>;
+  static constexpr int kAhead = 1;  // how many tiles before the end of a block the next one is asked for
 
-  RINGSPAN_DEVICE AttendWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared, int first,
-                                          int residents)
+  RINGSPAN_DEVICE AttendWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared)
       : m_(m),
         arguments_(arguments),
         tiles_(m, shared),
@@ -23,37 +23,32 @@ class AttendWarpgroupProducer {
         key_ring_(tiles_.key_ring()),
         value_ring_(tiles_.value_ring()),
         landing_(tiles_.landing()),
-        work_list_(m, arguments, tiles_.work_ring(), tiles_.work(), first, residents) {}
+        work_ring_(tiles_.work_ring()) {}
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    const Work* work = nullptr;
-    do {
-      bool has_entered = false;
-      RINGSPAN_NO_UNROLL
-      for (int part = 0; part < 2; ++part) {
-        if (work != nullptr) copy(*work, part);
-        if (!has_entered) has_entered = work_list_.enter(part == 1);
-      }
-      work = work_list_.tell(has_entered);
-    } while (work != nullptr);
-    work_list_.finish();
+    for (bool over = false; !over;) {
+      m_.note(Phase::wait_for_task);
+      work_ring_.wait(m_);
+      const Work& work = tiles_.work().work[work_ring_.buffer()];
+      over = (M::uniform(work.flags) & Work::kOver) != 0;
+      if (!over) copy(work);
+      work_ring_.release(m_);
+    }
     query_ring_.finish(m_);
     key_ring_.finish(m_);
     value_ring_.finish(m_);
   }
 
  private:
-  // All but the last keys and two tiles of values, then these; all at once where those who multiply would wait for them.
-  RINGSPAN_DEVICE void copy(const Work& work, int part) {
+  RINGSPAN_DEVICE void copy(const Work& work) {
     const int flags = M::uniform(work.flags);
     const Walk walk = work.walk.template uniform<M>();
-    const int split = walk.tiles < 2 * AttendTiles<P>::kBuffers ? walk.tiles + 1 : walk.tiles - 1;
-    const int end = part == 0 ? split : walk.tiles + 1;
-    for (int tile = part == 0 ? 0 : split; tile < end; ++tile) {
+    const int last = walk.tiles > kAhead ? walk.tiles - kAhead : 0;
+    for (int tile = 0; tile <= walk.tiles; ++tile) {
+      if (tile == last && (flags & Work::kEnds) != 0) tiles_.asked().ask(m_);
       if (tile < walk.tiles) copy_keys(work, walk, tile);
       if (tile == 0 && (flags & Work::kBeginsRows) != 0) copy_queries(work);  // which are in use for longer than keys
-      if (tile + 1 == split && (flags & Work::kEnds) != 0) work_list_.reserve();
       if (tile > 0) copy_values(work, walk, tile - 1);
     }
   }
@@ -107,7 +102,7 @@ class AttendWarpgroupProducer {
   TileRing<1> query_ring_;
   TileRing<AttendTiles<P>::kBuffers> key_ring_, value_ring_;
   Landing landing_;
-  WorkList<P, M, Owner::state> work_list_;
+  WorkRing work_ring_;
   typename M::template Registers<int, 1> flags_;
 };
 

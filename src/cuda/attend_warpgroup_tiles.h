@@ -30,20 +30,22 @@ struct AttendTiles {
   RINGSPAN_DEVICE TileRing<kBuffers> value_ring() const { return TileRing<kBuffers>(barriers + 16 + kRingBytes); }
   RINGSPAN_DEVICE WorkRing work_ring() const { return WorkRing(barriers + 16 + 2 * kRingBytes); }
   RINGSPAN_DEVICE Landing landing() const { return Landing(barriers + 48 + 2 * kRingBytes); }
+  RINGSPAN_DEVICE Asked asked() const { return Asked(barriers + 56 + 2 * kRingBytes); }
   // By one thread, before the roles begin.
   template <typename M>
   RINGSPAN_DEVICE void init_barriers(M& m) const {
-    query_ring().init(m, P::kProducers, P::kThreads / 32);
-    key_ring().init(m, P::kProducers, P::kThreads / 32);
-    value_ring().init(m, P::kProducers, P::kThreads / 32);
-    work_ring().init(m, P::kProducers, P::kThreads / 32);
-    landing().init(m, P::kProducers);
+    query_ring().init(m, P::kCopiers, P::kThreads / 32);
+    key_ring().init(m, P::kCopiers, P::kThreads / 32);
+    value_ring().init(m, P::kCopiers, P::kThreads / 32);
+    work_ring().init(m, P::kFinders, (P::kThreads + P::kCopiers) / 32);
+    landing().init(m, P::kCopiers);
+    asked().init(m, P::kCopiers / 32);
   }
 
   static constexpr int kRingBytes = TileRing<kBuffers>::kBarrierBytes;
   static constexpr int kResults = P::kRowTileBytes + 2 * kBuffers * P::kColTileBytes + P::kRows * P::kCols;
   static constexpr int kBarriers = kResults + P::kRows * (P::kDim + 8) * 2;
-  static constexpr int kFlags = kBarriers + 56 + 2 * kRingBytes;
+  static constexpr int kFlags = kBarriers + 64 + 2 * kRingBytes;
   static constexpr int kWork = kFlags + 4 * kBuffers;
   static constexpr int kBytes = kWork + static_cast<int>(sizeof(WorkSlots<P>)) + kSwizzleBytes;
   static_assert(kBarriers % 16 == 0 && kWork % alignof(WorkSlots<P>) == 0 && kBytes <= kMostSharedBytes);

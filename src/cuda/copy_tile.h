@@ -26,7 +26,8 @@ RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element
   static_assert(kRows * kChunks % M::kThreads == 0);
   constexpr int kPassRows = M::kThreads / kChunks;  // a thread has the same chunk of every kPassRows-th row
   constexpr int kPasses = kRows / kPassRows;
-  static_assert(kPassRows % Layout::kPeriod == 0);
+  static_assert(Layout::kPeriod % kPassRows == 0 || kPassRows % Layout::kPeriod == 0);
+  constexpr int kPatterns = kPassRows < Layout::kPeriod ? Layout::kPeriod / kPassRows : 1;  // of passes
   const bool aligned =
       reinterpret_cast<std::uintptr_t>(rows.data) % 16 == 0 && rows.stride % kPerChunk == 0 && width % kPerChunk == 0;
   m.each([&](int number) {
@@ -35,13 +36,18 @@ RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element
     const int chunk = thread % kChunks;
     const int left = width - chunk * kPerChunk;  // elements from this chunk on
     const int count = left < 0 ? 0 : left > kPerChunk ? kPerChunk : left;
-    unsigned char* to = tile + Layout::offset(row, chunk);
+    unsigned char* starts[kPatterns];
+    RINGSPAN_UNROLL
+    for (int pass = 0; pass < kPatterns; ++pass) {
+      starts[pass] = tile + Layout::offset(row + pass * kPassRows, chunk) - pass * kPassRows * Layout::kRowBytes;
+    }
+    const auto to = [&](int pass) { return starts[pass % kPatterns] + pass * kPassRows * Layout::kRowBytes; };
     const Element* from = rows.row(first + row) + chunk * kPerChunk;  // of a row that is not valid it is not looked at
     if (aligned) {
       const int some = count > 0 ? valid : 0;
       RINGSPAN_UNROLL
       for (int pass = 0; pass < kPasses; ++pass, from += rows.stride * kPassRows) {
-        m.copy_async(number, to + pass * kPassRows * Layout::kRowBytes, from, row + pass * kPassRows < some);
+        m.copy_async(number, to(pass), from, row + pass * kPassRows < some);
       }
     } else {
       RINGSPAN_NO_UNROLL
@@ -54,7 +60,7 @@ RINGSPAN_DEVICE void copy_tile(M& m, unsigned char* tile, RowsView<const Element
             value.words[e / kPerWord] |= bits_of(from[e]) << (e % kPerWord * 16);
           }
         }
-        m.store_shared(number, to + pass * kPassRows * Layout::kRowBytes, value);
+        m.store_shared(number, tile + Layout::offset(row + pass * kPassRows, chunk), value);
       }
     }
   });

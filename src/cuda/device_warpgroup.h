@@ -61,7 +61,8 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
   __device__ __forceinline__ void each(Body&& body) {
     body(static_cast<int>(threadIdx.x) - kFirstThread);
   }
-  // Named barriers: 0 is that of the whole block, 1 of the first role, 2 of the second; from 3 on turns.
+  // Named barriers: 0 is that of the whole block, 1 of those who multiply, 2 and 3 of the halves of the warpgroup behind them;
+  // from 4 on turns.
   __device__ __forceinline__ void sync() { asm volatile("bar.sync %0, %1;" ::"n"(kBarrier), "n"(kRoleThreads) : "memory"); }
   __device__ __forceinline__ bool sync_any(Registers<int, 1>& flags) {
     int any;
@@ -231,8 +232,8 @@ class HopperMachine : public CudaMachine<kRoleThreads> {
 #endif
   const TensorMaps* const tensor_maps_;
   const int warpgroup_;  // of the role
-  static constexpr int kBarrier = kFirstThread == 0 ? 1 : 2;
-  static constexpr int kFirstTurn = 3;
+  static constexpr int kBarrier = kFirstThread == 0 ? 1 : kFirstThread % kWarpgroup == 0 ? 2 : 3;
+  static constexpr int kFirstTurn = 4;
   static __device__ __forceinline__ void arrive_turn(int warpgroup) {
     asm volatile("bar.arrive %0, %1;" ::"r"(kFirstTurn + warpgroup), "n"(kRoleThreads) : "memory");
   }

@@ -13,12 +13,15 @@
 
 namespace ringspan::cuda {
 
-// A block of warpgroups with roles: multiply(machine) by the first threads, copy(machine) by the last ones.
-template <template <typename> typename Tiles, typename P, typename Multiply, typename Copy>
+// A block of warpgroups with roles: multiply(machine) by the first threads, copy(machine) by half of the last warpgroup, and by
+// the other half find(machine).
+template <template <typename> typename Tiles, typename P, typename Multiply, typename Copy, typename Find>
 __device__ __forceinline__ void run_roles(unsigned char* shared, const TensorMaps& tensor_maps, Multiply&& multiply,
-                                          Copy&& copy) {
+                                          Copy&& copy, Find&& find) {
   using Multiplying = HopperMachine<P::kThreads>;
-  using Copying = HopperMachine<P::kProducers, P::kThreads>;
+  using Copying = HopperMachine<P::kCopiers, P::kThreads>;
+  using Finding = HopperMachine<P::kFinders, P::kThreads + P::kCopiers>;
+  static_assert(P::kCopiers + P::kFinders == kWarpgroup);
   {
     Multiplying machine;  // by all threads: it shuffles, which one thread alone would wait in for ever
     if (threadIdx.x == 0) {
@@ -33,13 +36,18 @@ __device__ __forceinline__ void run_roles(unsigned char* shared, const TensorMap
     multiply(machine);
   } else {
     Copying::template fewer_registers<kProducerRegisters>();
-    Copying machine(&tensor_maps);
-    copy(machine);
+    if (Copying::uniform(static_cast<int>(threadIdx.x)) < P::kThreads + P::kCopiers) {  // which is the same for a warp
+      Copying machine(&tensor_maps);
+      copy(machine);
+    } else {
+      Finding machine;
+      find(machine);
+    }
   }
 }
 
 template <typename P>
-__global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
+__global__ void __launch_bounds__(P::kThreads + kWarpgroup, 1)
     attend_warpgroup_kernel(const __grid_constant__ AttendArguments arguments, const __grid_constant__ TensorMaps tensor_maps) {
 #if RINGSPAN_WARPGROUPS
   extern __shared__ __align__(16) unsigned char shared[];
@@ -47,12 +55,17 @@ __global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
   const auto residents = static_cast<int>(gridDim.x);
   run_roles<AttendTiles, P>(
       shared, tensor_maps, [&]<typename M>(M& machine) { AttendWarpgroupBlock<P, M>(machine, arguments, shared).run(); },
-      [&]<typename M>(M& machine) { AttendWarpgroupProducer<P, M>(machine, arguments, shared, first, residents).run(); });
+      [&]<typename M>(M& machine) { AttendWarpgroupProducer<P, M>(machine, arguments, shared).run(); },
+      [&]<typename M>(M& machine) {
+        const AttendTiles<P> tiles(machine, shared);
+        WorkList<P, M, Owner::state>(machine, arguments, tiles.work_ring(), tiles.asked(), tiles.work(), first, residents)
+            .run();
+      });
 #endif
 }
 
 template <typename P, Gradient kGradient>
-__global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
+__global__ void __launch_bounds__(P::kThreads + kWarpgroup, 1)
     gradient_warpgroup_kernel(const __grid_constant__ AttendArguments arguments,
                               const __grid_constant__ TensorMaps tensor_maps) {
 #if RINGSPAN_WARPGROUPS
@@ -62,8 +75,12 @@ __global__ void __launch_bounds__(P::kThreads + P::kProducers, 1)
   run_roles<GradientTiles, P>(
       shared, tensor_maps,
       [&]<typename M>(M& machine) { GradientWarpgroupBlock<P, M, kGradient>(machine, arguments, shared).run(); },
+      [&]<typename M>(M& machine) { GradientWarpgroupProducer<P, M, kGradient>(machine, arguments, shared).run(); },
       [&]<typename M>(M& machine) {
-        GradientWarpgroupProducer<P, M, kGradient>(machine, arguments, shared, first, residents).run();
+        const GradientTiles<P> tiles(machine, shared);
+        WorkList<P, M, owner_of(kGradient)>(machine, arguments, tiles.work_ring(), tiles.asked(), tiles.work(), first,
+                                            residents)
+            .run();
       });
 #endif
 }
@@ -74,7 +91,7 @@ cudaError_t launch_roles([[maybe_unused]] const char* name, Kernel* kernel, Atte
                          int shared_bytes, cudaStream_t stream) {
   const TensorMaps tensor_maps = encode_tensor_maps(arguments.maps, P::kCols);
   const cudaError_t launched =
-      launch_blocks(kernel, residents, P::kThreads + P::kProducers, shared_bytes, stream, arguments, tensor_maps);
+      launch_blocks(kernel, residents, P::kThreads + kWarpgroup, shared_bytes, stream, arguments, tensor_maps);
 #ifdef RINGSPAN_CUDA_PHASES
   if (launched == cudaSuccess) return tell_phases(name, arguments.blocks, stream);
 #endif

@@ -8,7 +8,7 @@
 namespace ringspan::cuda {
 namespace {
 
-struct Abandoned {};  // the other role has failed
+struct Abandoned {};  // another role has failed
 
 }  // namespace
 
@@ -183,25 +183,28 @@ bool EmulatedBlock::finish_copies() {
   return arrivals_ != before;
 }
 
-// The role cannot go on: the other one's turn, or, where it cannot either, that of the copies.
+// The role cannot go on: the turn of the next one that can, or, where none can, that of the copies.
 void EmulatedBlock::pass_turn(int role) {
-  const int other = 1 - role;
   stuck_at_[role] = arrivals_;
-  if (over_[other] || stuck_at_[other] == arrivals_) {
+  int next = role;
+  do {
+    next = (next + 1) % kRoles;
+  } while (next != role && (over_[next] || stuck_at_[next] == arrivals_));
+  if (next == role) {
     require(finish_copies(), "roles wait for each other, or for an arrival that never comes");
     return;
   }
   std::unique_lock lock(mutex_);
-  turn_ = other;
+  turn_ = next;
   turned_.notify_all();
   turned_.wait(lock, [&] { return turn_ == role || error_; });
   if (error_) throw Abandoned{};
 }
 
-void EmulatedBlock::run_roles(const std::function<void()>& first, const std::function<void()>& second) {
+void EmulatedBlock::run_roles(const std::vector<std::function<void()>>& programs) {
   turn_ = 0;
-  over_ = {false, false};
-  const auto run = [&](int role, const std::function<void()>& program) {
+  for (std::size_t role = 0; role < programs.size(); ++role) over_[role] = false;
+  const auto run = [&](int role) {
     {
       std::unique_lock lock(mutex_);
       turned_.wait(lock, [&] { return turn_ == role || error_; });
@@ -209,7 +212,7 @@ void EmulatedBlock::run_roles(const std::function<void()>& first, const std::fun
     }
     std::exception_ptr failed;
     try {
-      program();
+      programs[static_cast<std::size_t>(role)]();
     } catch (const Abandoned&) {
       return;
     } catch (...) {
@@ -218,13 +221,17 @@ void EmulatedBlock::run_roles(const std::function<void()>& first, const std::fun
     const std::lock_guard lock(mutex_);
     if (failed) error_ = failed;
     over_[role] = true;
-    turn_ = 1 - role;
+    for (int next = 0; next < kRoles; ++next) {  // whoever is not over looks again at what it waits for
+      if (!over_[next]) turn_ = next;
+    }
     turned_.notify_all();
   };
-  std::thread beside([&] { run(1, second); });
-  run(0, first);
-  beside.join();
-  over_ = {true, true};
+  {
+    std::vector<std::jthread> beside;
+    for (std::size_t role = 1; role < programs.size(); ++role) beside.emplace_back(run, static_cast<int>(role));
+    run(0);
+  }
+  over_.fill(true);
   if (error_) std::rethrow_exception(error_);
 }
 

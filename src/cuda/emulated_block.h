@@ -29,7 +29,7 @@ inline void require(bool holds, const char* rule) {
 
 class EmulatedBlock {
  public:
-  static constexpr int kRoles = 2;
+  static constexpr int kRoles = 3;  // at most
 
   EmulatedBlock(unsigned char* shared, int bytes) : shared_(shared), chunks_(static_cast<std::size_t>(bytes) / 16) {}
 
@@ -38,8 +38,8 @@ class EmulatedBlock {
   }
   unsigned char* at(std::uint32_t address) const { return shared_ + (address - kBase); }
 
-  // Both programs, to their ends; throws what either throws.
-  void run_roles(const std::function<void()>& first, const std::function<void()>& second);
+  // A program per role, to their ends; throws what any throws.
+  void run_roles(const std::vector<std::function<void()>>& programs);
 
   // Memory. `role` is that of the thread; addresses are those of 16 aligned bytes.
   void begin_write(int role, std::uint32_t address);
@@ -105,12 +105,12 @@ class EmulatedBlock {
   std::vector<Chunk16> chunks_;
   std::map<std::uint32_t, Barrier> barriers_;
   std::array<std::deque<Event>, kRoles> under_way_;
-  std::array<Clock, kRoles> known_{{{1, 0}, {0, 1}}};  // [role][of role]; its own begins at 1
+  std::array<Clock, kRoles> known_{{{1, 0, 0}, {0, 1, 0}, {0, 0, 1}}};  // [role][of role]; its own begins at 1
 
   std::mutex mutex_;
   std::condition_variable turned_;
   int turn_ = 0;
-  std::array<bool, kRoles> over_{true, true};
+  std::array<bool, kRoles> over_{true, true, true};
   std::array<std::uint64_t, kRoles> stuck_at_{};  // arrivals there were when the role could not go on
   std::uint64_t arrivals_ = 1;
   std::exception_ptr error_;

@@ -24,8 +24,6 @@ namespace ringspan::cuda {
 
 template <int kBlockThreads>
 class EmulatedHopperMachine {
-  static_assert(kBlockThreads % kWarpgroup == 0);
-
  public:
   static constexpr int kThreads = kBlockThreads;
   static constexpr int kWarpgroups = kThreads / kWarpgroup;

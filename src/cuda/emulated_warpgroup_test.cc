@@ -369,7 +369,7 @@ struct Roles : World {
 
   std::string broken_rule() {
     try {
-      block.run_roles([&] { consume(); }, [&] { produce(); });
+      block.run_roles({[&] { consume(); }, [&] { produce(); }});
     } catch (const std::logic_error& error) {
       return error.what();
     }

@@ -38,16 +38,17 @@ void run_block(const AttendArguments& arguments, std::int64_t block, More... mor
   const auto program = std::make_unique<Block<P, Machine>>(machine, arguments, bytes, more...);
   program->run(block);
 }
-// One block of warpgroups with roles. roles(multiplying, copying, shared) runs both programs.
+// One block of warpgroups with roles. roles(block, multiplying, copying, finding, shared) runs their programs.
 template <template <typename> typename Tiles, typename P, typename Roles>
 void run_warpgroup_block(int shared_bytes, Roles&& roles) {
   std::vector<Chunk> shared = shared_memory(shared_bytes);
   auto* const bytes = reinterpret_cast<unsigned char*>(shared.data());
   EmulatedBlock block(bytes, shared_bytes);
   EmulatedHopperMachine<P::kThreads> multiplying(block, 0);
-  EmulatedHopperMachine<P::kProducers> copying(block, 1);
+  EmulatedHopperMachine<P::kCopiers> copying(block, 1);
+  EmulatedHopperMachine<P::kFinders> finding(block, 2);
   Tiles<P>(multiplying, bytes).init_barriers(multiplying);
-  roles(block, multiplying, copying, bytes);
+  roles(block, multiplying, copying, finding, bytes);
 }
 
 template <typename P, typename M>
@@ -72,28 +73,37 @@ void run_gradient(Gradient gradient, const AttendArguments& arguments, std::int6
 
 std::int64_t residents_of(const AttendArguments& arguments) { return std::min(arguments.blocks, kEmulatedResidents); }
 
+template <typename P, Owner kOwner, typename M, typename Tiles>
+void find_work_of_resident(M& machine, const AttendArguments& arguments, const Tiles& tiles, std::int64_t first) {
+  WorkList<P, M, kOwner>(machine, arguments, tiles.work_ring(), tiles.asked(), tiles.work(), static_cast<int>(first),
+                         static_cast<int>(residents_of(arguments)))
+      .run();
+}
+
 template <typename P>
 void run_warpgroup_attend(const AttendArguments& arguments, std::int64_t first) {
   run_warpgroup_block<AttendTiles, P>(
-      AttendTiles<P>::kBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto* shared) {
+      AttendTiles<P>::kBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying, auto& finding, auto* shared) {
         using Multiplying = std::remove_reference_t<decltype(multiplying)>;
         const auto attend = std::make_unique<AttendWarpgroupBlock<P, Multiplying>>(multiplying, arguments, shared);
-        AttendWarpgroupProducer<P, std::remove_reference_t<decltype(copying)>> producer(
-            copying, arguments, shared, static_cast<int>(first), static_cast<int>(residents_of(arguments)));
-        roles.run_roles([&] { attend->run(); }, [&] { producer.run(); });
+        AttendWarpgroupProducer<P, std::remove_reference_t<decltype(copying)>> producer(copying, arguments, shared);
+        roles.run_roles(
+            {[&] { attend->run(); }, [&] { producer.run(); },
+             [&] { find_work_of_resident<P, Owner::state>(finding, arguments, AttendTiles<P>(finding, shared), first); }});
       });
 }
 
 template <typename P, Gradient kGradient>
 void run_warpgroup_gradient(const AttendArguments& arguments, std::int64_t first) {
   run_warpgroup_block<GradientTiles, P>(GradientTiles<P>::kBytes, [&](EmulatedBlock& roles, auto& multiplying, auto& copying,
-                                                                      auto* shared) {
+                                                                      auto& finding, auto* shared) {
     using Multiplying = std::remove_reference_t<decltype(multiplying)>;
     using Copying = std::remove_reference_t<decltype(copying)>;
     const auto gradient = std::make_unique<GradientWarpgroupBlock<P, Multiplying, kGradient>>(multiplying, arguments, shared);
-    GradientWarpgroupProducer<P, Copying, kGradient> producer(copying, arguments, shared, static_cast<int>(first),
-                                                              static_cast<int>(residents_of(arguments)));
-    roles.run_roles([&] { gradient->run(); }, [&] { producer.run(); });
+    GradientWarpgroupProducer<P, Copying, kGradient> producer(copying, arguments, shared);
+    roles.run_roles(
+        {[&] { gradient->run(); }, [&] { producer.run(); },
+         [&] { find_work_of_resident<P, owner_of(kGradient)>(finding, arguments, GradientTiles<P>(finding, shared), first); }});
   });
 }
 

@@ -1,6 +1,6 @@
-// The warpgroup of backward's programs (gradient_warpgroup_block.h) that finds out what there is to do (work_ring.h) and
-// copies: rows of the owned side once per task, tiles of the other side as buffers become free, with lse and delta where its
-// rows are queries. Tiles of an operand with a map are copied by the hardware, all else by all threads.
+// The warps of backward's programs (gradient_warpgroup_block.h) that copy: rows of the owned side once per task, or per block
+// where its tasks have the same ones, tiles of the other side as buffers become free, with lse and delta where its rows are
+// queries. Tiles of an operand with a map are copied by the hardware, all else by all threads.
 #pragma once
 
 #include "cuda/gradient_warpgroup_tiles.h"
@@ -15,50 +15,49 @@ class GradientWarpgroupProducer {
   using Tiles = GradientTiles<P>;
   using Work = TaskWork<P>;
   using Walk = TileWalk<P>;
+  static constexpr int kAhead = kOwnsQueries ? 6 : 2;  // how many tiles before the end of a block the next one is asked for
 
-  RINGSPAN_DEVICE GradientWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared, int first,
-                                            int residents)
+  RINGSPAN_DEVICE GradientWarpgroupProducer(M& m, const AttendArguments& arguments, unsigned char* shared)
       : m_(m),
         arguments_(arguments),
         tiles_(m, shared),
         row_ring_(tiles_.row_ring()),
         column_ring_(tiles_.column_ring()),
         landing_(tiles_.landing()),
-        work_list_(m, arguments, tiles_.work_ring(), tiles_.work(), first, residents) {}
+        work_ring_(tiles_.work_ring()) {}
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    const Work* work = nullptr;
-    do {
-      bool has_entered = false;
-      RINGSPAN_NO_UNROLL
-      for (int part = 0; part < 2; ++part) {
-        if (work != nullptr) copy(*work, part);
-        if (!has_entered) has_entered = work_list_.enter(part == 1);
-      }
-      work = work_list_.tell(has_entered);
-    } while (work != nullptr);
-    work_list_.finish();
+    for (bool over = false; !over;) {
+      m_.note(Phase::wait_for_task);
+      work_ring_.wait(m_);
+      const Work& work = tiles_.work().work[work_ring_.buffer()];
+      over = (M::uniform(work.flags) & Work::kOver) != 0;
+      if (!over) copy(work);
+      work_ring_.release(m_);
+    }
     row_ring_.finish(m_);
     column_ring_.finish(m_);
   }
 
  private:
-  // All but the last tiles, as many as leave a buffer, then these; all at once where those who multiply would wait for them.
-  RINGSPAN_DEVICE void copy(const Work& work, int part) {
+  RINGSPAN_DEVICE void copy(const Work& work) {
     const int flags = M::uniform(work.flags);
-    if (part == 0 && (flags & Work::kBeginsRows) != 0) copy_rows(work);
-    const int heads_end = M::uniform(work.heads_end);
-    for (int t = part == 0 ? M::uniform(work.heads_begin) : heads_end - 1; t < heads_end; ++t) {
+    if ((flags & Work::kBeginsRows) != 0) copy_rows(work);
+    const int end = M::uniform(work.heads_end);
+    const int begin = M::uniform(work.heads_begin);
+    const bool asks = (flags & Work::kEnds) != 0;
+    if (asks && begin >= end) tiles_.asked().ask(m_);
+    for (int t = begin; t < end; ++t) {
       const Walk walk = walk_over<kGradient>(work.walk.template uniform<M>(), t);
-      const int split = walk.tiles < 2 * Tiles::kBuffers ? walk.tiles : walk.tiles - (Tiles::kBuffers - 1);
-      const bool is_split = part == 0 && t + 1 == heads_end;
-      const int begin = part == 0 ? 0 : split, end = is_split ? split : walk.tiles;
       const int mapped = mapped_tiles(work, walk, flags);
-      const int mapped_end = mapped < end ? mapped : end;
-      if (is_split && (flags & Work::kEnds) != 0) work_list_.reserve();
-      if (begin < mapped_end) copy_mapped_columns(work, walk, begin, mapped_end, flags);
-      for (int tile = mapped < begin ? begin : mapped; tile < end; ++tile) copy_columns(work, walk, tile, flags);
+      const int last = !asks || t + 1 != end ? -1 : walk.tiles > kAhead ? walk.tiles - kAhead : 0;
+      if (last == 0) tiles_.asked().ask(m_);
+      if (mapped > 0) copy_mapped_columns(work, walk, mapped, flags, last);
+      for (int tile = mapped; tile < walk.tiles; ++tile) {
+        if (tile == last && tile != 0) tiles_.asked().ask(m_);
+        copy_columns(work, walk, tile, flags);
+      }
     }
   }
 
@@ -143,9 +142,10 @@ class GradientWarpgroupProducer {
     return m_.sync_any(non_finite_);
   }
 
-  // Tiles [begin, end), which have maps: in a loop of few instructions, since nobody multiplies faster than tiles come. One
-  // thread asks for the tiles, another warp has lse and delta of the next tile on their way.
-  RINGSPAN_DEVICE void copy_mapped_columns(const Work& work, const Walk& walk, int begin, int end, int flags) {
+  // The first `end` tiles, which have maps: in a loop of few instructions, since nobody multiplies faster than tiles come. One
+  // thread asks for the tiles, the other warp has lse and delta of the next tile on their way. At tile `last`, which is not the
+  // first one, the next block is asked for.
+  RINGSPAN_DEVICE void copy_mapped_columns(const Work& work, const Walk& walk, int end, int flags, int last) {
     const int first_map = M::uniform(work.first.map), first_row = M::uniform(work.first.row);
     const int second_map = M::uniform(work.second.map), second_row = M::uniform(work.second.row);
     const int first_item = M::uniform(work.first.item), second_item = M::uniform(work.second.item);
@@ -154,10 +154,11 @@ class GradientWarpgroupProducer {
       const int batch = M::uniform(work.batch);
       lse = view_of<const float>(work.task.lse, batch, walk.head);
       delta = view_of<const float>(work.task.delta, batch, walk.head);
-      load_statistics(lse, delta, walk, begin);
+      load_statistics(lse, delta, walk, 0);
     }
     RINGSPAN_NO_UNROLL
-    for (int tile = begin; tile < end; ++tile) {
+    for (int tile = 0; tile < end; ++tile) {
+      if (tile == last && tile != 0) tiles_.asked().ask(m_);
       const int buffer = column_ring_.buffer();
       const int row = walk.first(tile);
       const int tile_flags = is_checked(walk, tile, flags) ? Tiles::kChecked : 0;
@@ -220,7 +221,7 @@ class GradientWarpgroupProducer {
   TileRing<1> row_ring_;
   TileRing<Tiles::kBuffers> column_ring_;
   Landing landing_;
-  WorkList<P, M, kOwnsQueries ? Owner::query_gradients : Owner::key_gradients> work_list_;
+  WorkRing work_ring_;
   typename M::template Registers<int, 1> non_finite_;
   typename M::template Registers<float, 4> statistics_;
 };

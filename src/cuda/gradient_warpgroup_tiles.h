@@ -35,20 +35,22 @@ struct GradientTiles {
   RINGSPAN_DEVICE TileRing<kBuffers> column_ring() const { return TileRing<kBuffers>(barriers + 16); }
   RINGSPAN_DEVICE WorkRing work_ring() const { return WorkRing(barriers + 16 + kRingBytes); }
   RINGSPAN_DEVICE Landing landing() const { return Landing(barriers + 48 + kRingBytes); }
+  RINGSPAN_DEVICE Asked asked() const { return Asked(barriers + 56 + kRingBytes); }
   // By one thread, before the roles begin.
   template <typename M>
   RINGSPAN_DEVICE void init_barriers(M& m) const {
-    row_ring().init(m, P::kProducers, P::kThreads / 32);
-    column_ring().init(m, P::kProducers, P::kThreads / 32);
-    work_ring().init(m, P::kProducers, P::kThreads / 32);
-    landing().init(m, P::kProducers);
+    row_ring().init(m, P::kCopiers, P::kThreads / 32);
+    column_ring().init(m, P::kCopiers, P::kThreads / 32);
+    work_ring().init(m, P::kFinders, (P::kThreads + P::kCopiers) / 32);
+    landing().init(m, P::kCopiers);
+    asked().init(m, P::kCopiers / 32);
   }
 
   static constexpr int kRingBytes = TileRing<kBuffers>::kBarrierBytes;
   static constexpr int kResults = 2 * P::kRowTileBytes + 2 * kBuffers * P::kColTileBytes + P::kRows * P::kCols;
   static constexpr int kStatistics = kResults + P::kRows * (P::kDim + 8) * 2;
   static constexpr int kBarriers = kStatistics + kBuffers * 2 * P::kCols * 4;
-  static constexpr int kFlags = kBarriers + 56 + kRingBytes;
+  static constexpr int kFlags = kBarriers + 64 + kRingBytes;
   static constexpr int kWork = kFlags + (4 * kBuffers + 7) / 8 * 8;
   static constexpr int kBytes = kWork + static_cast<int>(sizeof(WorkSlots<P>)) + kSwizzleBytes;
   static_assert(kBarriers % 16 == 0 && kWork % alignof(WorkSlots<P>) == 0 && kBytes <= kMostSharedBytes);

@@ -17,11 +17,13 @@ enum class Phase : std::uint8_t {
   other_tiles,
   last_sums,
   store,
-  // who copies
+  // who finds out
   wait_for_slot,
   enter,
   look_at_rows,
   tell,
+  // who copies
+  wait_for_task,
   copy_rows,
   wait_for_buffer,
   copy,
@@ -29,8 +31,9 @@ enum class Phase : std::uint8_t {
   none,
 };
 inline constexpr const char* kPhaseNames[] = {
-    "wait for work", "load",  "wait for rows", "first tile", "wait for tile", "other tiles",     "last sums", "store",
-    "wait for slot", "enter", "look at rows",  "tell",       "copy rows",     "wait for buffer", "copy",      "look at values"};
+    "wait for work", "load",      "wait for rows",   "first tile", "wait for tile", "other tiles",
+    "last sums",     "store",     "wait for slot",   "enter",      "look at rows",  "tell",
+    "wait for task", "copy rows", "wait for buffer", "copy",       "look at values"};
 inline constexpr int kPhases = static_cast<int>(Phase::none);
 static_assert(sizeof kPhaseNames / sizeof *kPhaseNames == kPhases);
 

@@ -44,9 +44,9 @@ using TileForward = TilePolicy<kDType, kPaddedDim, true>;
 template <DType kDType, int kPaddedDim>
 using TileBackward = TilePolicy<kDType, kPaddedDim, false>;
 
-// For warpgroups (sm_90a, warpgroup.h): two of them multiply, with 64 rows each, a third one copies; tiles of the other side
-// have kCols rows.
-// kDim is 64 or 128. kOptions: with softcap, ALiBi and dropout, whichever the shape has, in kernels of their own.
+// For warpgroups (sm_90a, warpgroup.h): two of them multiply, with 64 rows each; half of a third one copies, the other half
+// finds out what there is to do. Tiles of the other side have kCols rows. kDim is 64 or 128. kOptions: with softcap, ALiBi and
+// dropout, whichever the shape has, in kernels of their own.
 template <DType kDType, int kPaddedDim, int kColumns, bool kHasOptions>
 struct WarpgroupPolicy {
   using Storage = kernels::Storage<kDType>;
@@ -55,7 +55,8 @@ struct WarpgroupPolicy {
   static constexpr bool kOptions = kHasOptions;
   static constexpr int kDim = kPaddedDim;
   static constexpr int kThreads = 256;  // that multiply
-  static constexpr int kProducers = 128;
+  static constexpr int kCopiers = 64;
+  static constexpr int kFinders = 64;
   static constexpr int kRows = 128;
   static constexpr int kBlockRows = kRows;
   static constexpr int kCols = kColumns;

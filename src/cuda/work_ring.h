@@ -1,11 +1,11 @@
-// What a block of threads with roles (warpgroup.h) has to do, task by task: found out once, by the side that copies, which has
-// the time, and told to the side that multiplies through shared memory.
+// What a block of threads with roles (warpgroup.h) has to do, task by task: found out once, by two warps that do nothing else
+// (WorkList), and told to those who copy and those who multiply through shared memory. It takes thousands of cycles, chains of
+// reads and of instructions that run once per task and are fetched anew each time: nobody waits for that, since it happens
+// while the task before is copied and multiplied.
 //
 // A launch has as many blocks of threads as the device runs at a time, its residents. Each begins with the block of its own
-// number and takes the next one that nobody has when it has nearly copied all for the one before, not earlier, so that no one
-// waits for a resident with more to do, nor later, so that what the next one needs is on its way while results leave. Tasks are
-// found out in two halves, before the last tiles of the one before are copied and after: a half takes no longer than what has
-// been copied lasts. Which resident runs a block does not show in its results.
+// number and takes the next one that nobody has when those who copy ask for it, some tiles before the end of the one before,
+// not earlier, so that no one waits for a resident with more to do. Which resident runs a block does not show in its results.
 //
 // A block whose sums come out NaN or infinite is taken in again, and only then are values that a masked or dropped pair may
 // meet looked at (checked_tile.h): nobody waits for looks that find nothing. Warps whose sums were finite have stored theirs,
@@ -13,8 +13,7 @@
 //
 // Cost: a division or two per row of a task, one atomic addition to memory per block, none where all blocks are resident, and
 // some times the latency of the device's memory per group, and per task where a group has several: what the block before had
-// too is not looked up again. Instructions are what this is short of: they run once per task, each few of them are fetched
-// anew.
+// too is not looked up again.
 #pragma once
 
 #include "cuda/block_parts.h"
@@ -74,9 +73,34 @@ struct TaskWork {
   }
 };
 
-// The slots; the group of the block that was entered last; and on its way from one thread of the side that copies to all, a
-// block's number. Of each slot's block, where warps say that their sums are not finite; and the blocks which that was said of,
-// of which there are as many as slots at most.
+// A barrier by which the side that copies asks for the next block.
+class Asked {
+ public:
+  explicit RINGSPAN_DEVICE Asked(std::uint32_t barrier) : barrier_(barrier) {}
+
+  // By one thread, before anything else.
+  template <typename M>
+  RINGSPAN_DEVICE void init(M& m, int copying_warps) const {
+    m.init_barrier(barrier_, copying_warps * M::kArrivalsOfWarp);
+  }
+  template <typename M>
+  RINGSPAN_DEVICE void ask(M& m) const {
+    m.arrive_warps(barrier_);
+  }
+  template <typename M>
+  RINGSPAN_DEVICE void wait(M& m) {
+    m.wait(barrier_, phase_);
+    phase_ = 1 - phase_;
+  }
+
+ private:
+  std::uint32_t barrier_;
+  int phase_ = 0;
+};
+
+// The slots; the group of the block that was entered last; and on its way from one thread of those who find to all, a block's
+// number. Of each slot's block, where warps say that their sums are not finite; and the blocks which that was said of, of which
+// there are as many as slots at most.
 template <typename P>
 struct WorkSlots {
   static constexpr int kSlots = 2;
@@ -93,49 +117,50 @@ using WorkRing = TileRing<2>;
 // The tasks of a resident's blocks, one after the other. Blocks own queries, of query head `head` of their tasks, or keys, of
 // kv head `head`; these rows stay where they are (kBeginsRows) where the next task has the same ones.
 //
-// What outlasts a task is in shared memory: registers are few, and the loops that copy need them.
+// What outlasts a task is in shared memory: registers are few.
 template <typename P, typename M, Owner kOwner>
 class WorkList {
  public:
   using Task = kernels::AttendTask;
   using Work = TaskWork<P>;
   static constexpr bool kOwnsQueries = kOwner != Owner::key_gradients;
-  static_assert(M::kThreads == P::kRows);
 
-  RINGSPAN_DEVICE WorkList(M& m, const AttendArguments& arguments, WorkRing ring, WorkSlots<P>& slots, int first, int residents)
-      : m_(m), arguments_(arguments), ring_(ring), slots_(slots), first_(first), residents_(residents) {
+  RINGSPAN_DEVICE WorkList(M& m, const AttendArguments& arguments, WorkRing ring, Asked asked, WorkSlots<P>& slots, int first,
+                           int residents)
+      : m_(m), arguments_(arguments), ring_(ring), asked_(asked), slots_(slots), first_(first), residents_(residents) {}
+
+  RINGSPAN_DEVICE void run() {
     m_.each([&](int thread) {
       if (thread < WorkSlots<P>::kSlots * Work::kWarps) slots_.is_spoilt[thread / Work::kWarps][thread % Work::kWarps] = false;
       if (thread == 0) slots_.spoilt_count = 0;
     });
     m_.sync();
+    while (publish_next()) {
+    }
+    ring_.finish(m_);
   }
 
-  // Asks for the block after this one; its number is on its way until enter() needs it.
-  RINGSPAN_DEVICE void reserve() {
-    if (has_reserved_) return;
-    has_reserved_ = true;
-    if (arguments_.blocks <= residents_) return;
-    m_.each([&](int thread) {
-      if (thread == 0) reserved_[thread][0] = residents_ + M::fetch_add(arguments_.taken, 1);
-    });
-  }
-
-  // Finds the next task, the first half of tell(): to be called when the last tiles of the task before are still to be copied,
-  // so that finding it does not keep those who multiply waiting. Returns false where there seems to be none; whether there is
-  // one, which was spoilt, shows when all tiles have been multiplied, which is waited for with `waits`. Barriers.
-  RINGSPAN_DEVICE bool enter(bool waits) {
+ private:
+  // The next task, into the next slot; false where there is none, which is told too. The one before is still in the other slot.
+  RINGSPAN_DEVICE bool publish_next() {
     m_.note(Phase::wait_for_slot);
     ring_.acquire(m_);
-    m_.note(Phase::enter);
     note_spoilt(ring_.buffer());
     Work& work = slots_.work[ring_.buffer()];
     const Work& before = slots_.work[ring_.buffer(1)];
     bool is_new_group = false;
     if (index_ == 0) {
+      if (has_begun_) asked_.wait(m_);
+      m_.note(Phase::enter);
       int again = 0;
-      const int block = next_block(again, waits);
-      if (block >= arguments_.blocks) return false;
+      const int block = next_block(again);
+      if (block >= arguments_.blocks) {
+        m_.each([&](int thread) {
+          if (thread == 0) work.flags = Work::kOver;
+        });
+        ring_.publish(m_);
+        return false;
+      }
       is_new_group = !has_begun_ || block >= M::uniform(slots_.group_end) || is_before_group(block);
       if (is_new_group) enter_group(block);
       has_begun_ = true;
@@ -155,37 +180,25 @@ class WorkList {
     } else {
       copy_tasks(work, before, arguments_.tasks[group.first_task + index_], arguments_.places[group.first_task + index_]);
     }
-    m_.note(Phase::copy);
-    return true;
-  }
-
-  // Publishes the task that was entered and returns it; null, which is told too, where there is none. The one returned before
-  // is then still there, those before it are not. Barriers.
-  RINGSPAN_DEVICE const Work* tell(bool has_entered) {
     m_.note(Phase::look_at_rows);
-    Work& work = slots_.work[ring_.buffer()];
-    if (!has_entered) {
-      m_.each([&](int thread) {
-        if (thread == 0) work.flags = Work::kOver;
-      });
-      ring_.publish(m_);
-      return nullptr;
-    }
-    const Work& before = slots_.work[ring_.buffer(1)];
-    const Group& group = slots_.group;
     const Task& task = work.task;
     const RowsOfBlock of =
         index_ == 0 ? own_rows(group, work) : RowsOfBlock{before.batch, before.head, before.first_row, before.rows};
     const kernels::IndexRange heads = heads_of(task, of.head);
     const std::int64_t count = kOwnsQueries ? task.k_count : task.q_count;
     m_.each([&](int thread) {
-      kernels::IndexRange range{};
-      if (thread < of.count && !heads.empty()) range = columns_of_row(task, of.first + thread);
-      work.begin[thread] = static_cast<int>(range.begin < count ? range.begin : count);
-      work.end[thread] = static_cast<int>(range.end < count ? range.end : count);
-      const bool without = !has_statistics(work, before, of, thread);
-      without_[thread][0] = without ? 1 : 0;
-      work.seen[thread] = (index_ != 0 && before.seen[thread]) || (!range.empty() && !without);
+      without_[thread][0] = 0;
+      RINGSPAN_UNROLL  // reads of lse and delta side by side
+          for (int part = 0; part < P::kRows / M::kThreads; ++part) {
+        const int row = thread + part * M::kThreads;
+        kernels::IndexRange range{};
+        if (row < of.count && !heads.empty()) range = columns_of_row(task, of.first + row);
+        work.begin[row] = static_cast<int>(range.begin < count ? range.begin : count);
+        work.end[row] = static_cast<int>(range.end < count ? range.end : count);
+        const bool without = !has_statistics(work, before, of, row);
+        if (without) without_[thread][0] = 1;
+        work.seen[row] = (index_ != 0 && before.seen[row]) || (!range.empty() && !without);
+      }
     });
     const bool without = m_.sync_any(without_);
     m_.note(Phase::tell);
@@ -208,18 +221,15 @@ class WorkList {
     m_.sync();
     ring_.publish(m_);
     index_ = index_ + 1 == group.task_count ? 0 : index_ + 1;
-    m_.note(Phase::copy);
-    return &work;
+    return true;
   }
-  RINGSPAN_DEVICE void finish() { ring_.finish(m_); }
 
- private:
   // The number of the resident's next block, or one beyond the last; `again` as in TaskWork.
-  RINGSPAN_DEVICE int next_block(int& again, bool waits) {
+  RINGSPAN_DEVICE int next_block(int& again) {
     int block = next_spoilt(again);
     if (block >= 0) return block;
     block = has_begun_ ? next_new_block() : first_;
-    if (block < arguments_.blocks || !waits) return block;
+    if (block < arguments_.blocks) return block;
     ring_.finish(m_);  // what is still multiplied may have to be taken in again
     for (int slot = 0; slot < WorkSlots<P>::kSlots; ++slot) note_spoilt(slot);
     block = next_spoilt(again);
@@ -258,17 +268,16 @@ class WorkList {
     return block;
   }
 
-  // One that nobody has had; one beyond the last is not forgotten.
+  // One that nobody has had.
   RINGSPAN_DEVICE int next_new_block() {
-    if (arguments_.blocks <= residents_) return static_cast<int>(arguments_.blocks);
-    reserve();
+    if (arguments_.blocks <= residents_ || has_had_all_) return static_cast<int>(arguments_.blocks);
     m_.each([&](int thread) {
-      if (thread == 0) slots_.taken = reserved_[thread][0];
+      if (thread == 0) slots_.taken = residents_ + M::fetch_add(arguments_.taken, 1);
     });
     m_.sync();
     const int block = M::uniform(slots_.taken);
-    has_reserved_ = block >= arguments_.blocks;
-    if (has_reserved_) reset_counter(block);
+    has_had_all_ = block >= arguments_.blocks;
+    if (has_had_all_) reset_counter(block);
     return block;
   }
 
@@ -310,9 +319,11 @@ class WorkList {
   template <typename T>
   RINGSPAN_DEVICE void copy_words(T& to, const T& from, int thread) const {
     using Word = std::uint64_t;
-    static_assert(sizeof(T) % sizeof(Word) == 0 && sizeof(T) / sizeof(Word) <= M::kThreads);
-    if (thread >= static_cast<int>(sizeof(T) / sizeof(Word))) return;
-    reinterpret_cast<Word*>(&to)[thread] = reinterpret_cast<const Word*>(&from)[thread];
+    static_assert(sizeof(T) % sizeof(Word) == 0);
+    RINGSPAN_NO_UNROLL
+    for (int word = thread; word < static_cast<int>(sizeof(T) / sizeof(Word)); word += M::kThreads) {
+      reinterpret_cast<Word*>(&to)[word] = reinterpret_cast<const Word*>(&from)[word];
+    }
   }
   // What is looked up in a task is looked up in shared memory: in that of the device each word takes as long as all of them.
   RINGSPAN_DEVICE void copy_tasks(Work& work, const Work& before, const Task& task, const TaskPlaces& places) {
@@ -404,11 +415,12 @@ class WorkList {
   M& m_;
   const AttendArguments& arguments_;
   WorkRing ring_;
+  Asked asked_;
   WorkSlots<P>& slots_;
   const int first_, residents_;
-  bool has_begun_ = false, has_reserved_ = false;
+  bool has_begun_ = false, has_had_all_ = false;
   int index_ = 0;  // of the task in the group
-  typename M::template Registers<int, 1> without_, reserved_;
+  typename M::template Registers<int, 1> without_;
 };
 
 }  // namespace ringspan::cuda
