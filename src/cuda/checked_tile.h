@@ -1,5 +1,5 @@
 // Tiles in which masked or dropped pairs meet values: 0 x NaN must not reach a sum. Whether it has, sums say themselves, since
-// NaN stays: a block whose sums are not finite is taken in again (work_ring.h). Then the warpgroup that copies looks at such a
+// NaN stays: a block whose sums are not finite is taken in again (work_ring.h). Then those who copy look at such a
 // tile when it has landed, before it is published; where there is something, those that multiply set it to 0 and add it, one by
 // one, to the rows that see it.
 #pragma once

@@ -1,7 +1,7 @@
-// TileRing: buffers of tiles between the warpgroup that copies and those that multiply (warpgroup.h, "Roles"), used in turn.
-// Each has two barriers: "full", at which every thread that copies arrives twice, for what it has stored and for its copies,
-// and "empty", at which every warp that multiplies arrives when nothing reads the tile any more. Each side keeps a ring of its
-// own and walks over the same tiles in the same order.
+// TileRing: buffers between roles (warpgroup.h, "Roles"), used in turn: of tiles between those who copy and those who multiply,
+// of tasks between those who find them out and all others. Each has two barriers: "full", at which every thread that fills it
+// arrives twice, for what it has stored and for its copies, and "empty", at which every warp that reads it arrives when it does
+// not any more. Each role keeps a ring of its own and walks over the same tiles in the same order.
 #pragma once
 
 #include "cuda/warpgroup.h"
@@ -17,10 +17,10 @@ class TileRing {
 
   // By one thread, before anything else.
   template <typename M>
-  RINGSPAN_DEVICE void init(M& m, int copying_threads, int multiplying_warps) const {
+  RINGSPAN_DEVICE void init(M& m, int filling_threads, int reading_warps) const {
     for (int buffer = 0; buffer < kBuffers; ++buffer) {
-      m.init_barrier(full(buffer), 2 * copying_threads);
-      m.init_barrier(empty(buffer), multiplying_warps * M::kArrivalsOfWarp);
+      m.init_barrier(full(buffer), 2 * filling_threads);
+      m.init_barrier(empty(buffer), reading_warps * M::kArrivalsOfWarp);
     }
   }
 
@@ -30,7 +30,7 @@ class TileRing {
   // Where the bytes of the tile that is next are counted.
   RINGSPAN_DEVICE std::uint32_t full() const { return full(buffer()); }
 
-  // The side that copies: the buffer is free; the tile in it is stored, and its copies have begun.
+  // Who fills: the buffer is free; what is in it is stored, and its copies have begun.
   template <typename M>
   RINGSPAN_DEVICE void acquire(M& m) const {
     m.wait(empty(buffer()), 1 - phase(0));
@@ -48,7 +48,7 @@ class TileRing {
     for (int ahead = 0; ahead < kBuffers; ++ahead) m.wait(empty(buffer(ahead)), 1 - phase(ahead));
   }
 
-  // The side that multiplies: the tile has arrived (fence_async() has to follow, but where TMA has written it); it is not
+  // Who reads: the tile has arrived (fence_async() has to follow, but where TMA has written it); it is not
   // needed any more.
   template <typename M>
   RINGSPAN_DEVICE void wait(M& m, int ahead = 0) const {

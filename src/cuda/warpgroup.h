@@ -23,9 +23,9 @@
 //   same
 //                              in all threads of a warp
 //
-// Roles: warpgroups of one block may run different programs, each with a machine of its own, to which the above belongs
-// (sync() meets the role's threads, thread numbers begin at 0). They meet at barriers (mbarrier), 8 bytes of shared memory that
-// the block initialises before its roles begin; a phase is over when all arrivals have come.
+// Roles: warpgroups of one block, and halves of one, may run different programs, each with a machine of its own, to which the
+// above belongs (sync() meets the role's threads, thread numbers begin at 0). They meet at barriers (mbarrier), 8 bytes of
+// shared memory that the block initialises before its roles begin; a phase is over when all arrivals have come.
 //   init_barrier(address, arrivals)                         by one thread
 //   arrive_threads(b), arrive_warps(b)                      an arrival of each thread; kArrivalsOfWarp of each warp
 //   arrive_when_copied(b)                                   of each thread, when all copies that it began have arrived
