@@ -148,7 +148,8 @@ template <typename... Lists>
 std::tuple<const typename Lists::element_type*...> TaskLists::send(const Lists&... lists) {
   Side& side = side_with_room((aligned(static_cast<std::int64_t>(lists.size_bytes())) + ... + 0));
   const std::int64_t begin = side.used;
-  const auto put = [&](const auto& list) {
+  const auto put = [&](const auto& list) -> decltype(list.data()) {
+    if (list.empty()) return nullptr;
     std::memcpy(side.host + side.used, list.data(), list.size_bytes());
     const auto* sent = reinterpret_cast<decltype(list.data())>(side.device + side.used);
     side.used += aligned(static_cast<std::int64_t>(list.size_bytes()));

@@ -68,6 +68,7 @@ class Lists : public ::testing::Test {
     EXPECT_EQ(*sent.tasks, t);
     EXPECT_EQ(sent.groups->task_count, 1);
     EXPECT_EQ(*sent.taken, 0);
+    EXPECT_EQ(sent.places != nullptr, kernel == TileKernel::wgmma);
     return sent;
   }
   // A block of `count` of these lists.
