@@ -188,7 +188,7 @@ TEST_P(WarpgroupBackwardTest, WhatFollowsADocumentHasNoInfluence) {
 Spec several_blocks_of(const kernels::AttendKernel& kernel) {
   Spec s = spec_of(kernel);
   s.gap = 16;
-  s.n_q = 400;
+  s.batch = 1, s.kv_heads = 1, s.n_q = 280, s.n_k = 200;
   return s;
 }
 void run_twice(const kernels::AttendKernel& kernel, World& world) {
@@ -208,9 +208,7 @@ void expect_same_but(const Tensor& a, const Tensor& b, std::int64_t bad, const c
 
 TEST_P(WarpgroupForwardTest, RowsThatWereFiniteAreTakenInOnce) {
   World clean(several_blocks_of(GetParam())), other(several_blocks_of(GetParam()));
-  for (std::int64_t head = 0; head < 4; ++head) {
-    for (std::int64_t batch = 0; batch < 2; ++batch) other.q.set(batch, 150, head, 5, std::nan(""));
-  }
+  for (std::int64_t head = 0; head < 2; ++head) other.q.set(0, 150, head, 5, std::nan(""));
   for (World* world : {&clean, &other}) run_twice(GetParam(), *world);
   expect_same_but(clean.acc, other.acc, 150, "acc");
 }
@@ -218,10 +216,8 @@ TEST_P(WarpgroupForwardTest, RowsThatWereFiniteAreTakenInOnce) {
 TEST_P(WarpgroupBackwardTest, RowsThatWereFiniteAreTakenInOnce) {
   World clean(several_blocks_of(GetParam())), bad_query(several_blocks_of(GetParam())), bad_key(several_blocks_of(GetParam()));
   const auto rows = exact_attention(clean, {clean.whole()});
-  for (std::int64_t batch = 0; batch < 2; ++batch) {
-    for (std::int64_t head = 0; head < 4; ++head) bad_query.q.set(batch, 150, head, 5, std::nan(""));
-    for (std::int64_t head = 0; head < 2; ++head) bad_key.k.set(batch, 140, head, 5, std::nan(""));
-  }
+  for (std::int64_t head = 0; head < 2; ++head) bad_query.q.set(0, 150, head, 5, std::nan(""));
+  bad_key.k.set(0, 140, 0, 5, std::nan(""));
   for (World* world : {&clean, &bad_query, &bad_key}) {
     set_final_rows(*world, rows);
     run_twice(GetParam(), *world);
