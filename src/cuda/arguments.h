@@ -44,7 +44,7 @@ struct AttendArguments {
   const Group* groups = nullptr;
   std::int64_t group_count = 0;
   std::int64_t blocks = 0;  // of this launch
-  // wgmma: how many blocks residents took beside their first ones (work_ring.h); 0 between launches.
+  // wgmma: how many blocks residents took beside their first ones (work_list.h); 0 between launches.
   std::int32_t* taken = nullptr;
   TileMaps maps;                       // wgmma: of the side that blocks walk over; may lack any
   const TaskPlaces* places = nullptr;  // wgmma: of each task in these maps

@@ -42,7 +42,7 @@ class AttendWarpgroupBlock {
         value_ring_(tiles_.value_ring()),
         work_ring_(tiles_.work_ring()) {}
 
-  // What the side that copies says (work_ring.h).
+  // What those who find out say (work_ring.h).
   RINGSPAN_DEVICE void run() {
     m_.begin_turns();
     for (bool over = false; !over;) {

@@ -27,14 +27,7 @@ class AttendWarpgroupProducer {
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    for (bool over = false; !over;) {
-      m_.note(Phase::wait_for_task);
-      work_ring_.wait(m_);
-      const Work& work = tiles_.work().work[work_ring_.buffer()];
-      over = (M::uniform(work.flags) & Work::kOver) != 0;
-      if (!over) copy(work);
-      work_ring_.release(m_);
-    }
+    copy_each_task(m_, work_ring_, tiles_.work(), [&](const Work& work) { copy(work); });
     query_ring_.finish(m_);
     key_ring_.finish(m_);
     value_ring_.finish(m_);

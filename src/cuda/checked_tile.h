@@ -96,9 +96,12 @@ RINGSPAN_DEVICE void find_kept(M& m, typename M::template Registers<int, 1>& kep
     float probes[4] = {};  // NaN of NaN and infinities, and from then on
     const auto note = [&](const auto& values) {
       RINGSPAN_UNROLL
-      for (int index = 0; index < static_cast<int>(sizeof(values) / sizeof(float)); ++index) {
-        if (index % 4 < 2)
-          probes[index / 4 % 2 * 2 + index % 2] = fmaf(values[index], 0.0F, probes[index / 4 % 2 * 2 + index % 2]);
+      for (int index = 0; index < static_cast<int>(sizeof(values) / sizeof(float)); index += 4) {
+        RINGSPAN_UNROLL
+        for (int e = 0; e < 2; ++e) {
+          float& probe = probes[index / 4 % 2 * 2 + e];
+          probe = fmaf(values[index + e], 0.0F, probe);
+        }
       }
     };
     (note(sums[thread]), ...);

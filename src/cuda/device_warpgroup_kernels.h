@@ -10,6 +10,7 @@
 #include "cuda/gradient_warpgroup_block.h"
 #include "cuda/gradient_warpgroup_producer.h"
 #include "cuda/select.h"
+#include "cuda/work_list.h"
 
 namespace ringspan::cuda {
 

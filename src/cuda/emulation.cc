@@ -19,6 +19,7 @@
 #include "cuda/schedule.h"
 #include "cuda/select.h"
 #include "cuda/sink_block.h"
+#include "cuda/work_list.h"
 #include "kernels/reference.h"
 
 namespace ringspan::cuda {

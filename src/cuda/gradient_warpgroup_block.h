@@ -43,7 +43,7 @@ class GradientWarpgroupBlock {
         column_ring_(tiles_.column_ring()),
         work_ring_(tiles_.work_ring()) {}
 
-  // What the side that copies says (work_ring.h).
+  // What those who find out say (work_ring.h).
   RINGSPAN_DEVICE void run() {
     m_.begin_turns();
     for (bool over = false; !over;) {

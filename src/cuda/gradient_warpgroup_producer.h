@@ -28,14 +28,7 @@ class GradientWarpgroupProducer {
 
   RINGSPAN_DEVICE void run() {
     m_.prefetch_maps(arguments_.maps.count);
-    for (bool over = false; !over;) {
-      m_.note(Phase::wait_for_task);
-      work_ring_.wait(m_);
-      const Work& work = tiles_.work().work[work_ring_.buffer()];
-      over = (M::uniform(work.flags) & Work::kOver) != 0;
-      if (!over) copy(work);
-      work_ring_.release(m_);
-    }
+    copy_each_task(m_, work_ring_, tiles_.work(), [&](const Work& work) { copy(work); });
     row_ring_.finish(m_);
     column_ring_.finish(m_);
   }
