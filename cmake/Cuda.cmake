@@ -58,7 +58,7 @@ function(ringspan_cuda_layer name result)
                                                       $<$<BOOL:${RINGSPAN_CUDA_PHASES}>:RINGSPAN_CUDA_PHASES>)
   set_property(GLOBAL APPEND PROPERTY RINGSPAN_LIBRARY_LAYERS ringspan_${name})
   # Its symbols stay inside: a process may have another CUDA runtime, that of torch.
-  set_target_properties(ringspan_${name} PROPERTIES RINGSPAN_OBJECTS $<TARGET_OBJECTS:ringspan_${name}>
+  set_target_properties(ringspan_${name} PROPERTIES RINGSPAN_OBJECTS $<TARGET_OBJECTS:ringspan_${name}> RINGSPAN_TESTING ""
                         RINGSPAN_LINK "CUDA::cudart_static;-Wl,--exclude-libs,libcudart_static.a")
   set(${result} ${name} PARENT_SCOPE)
 endfunction()

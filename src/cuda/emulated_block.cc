@@ -18,7 +18,7 @@ EmulatedBlock::Chunk16& EmulatedBlock::chunk(std::uint32_t address) {
   return chunks_[offset / 16];
 }
 
-void EmulatedBlock::begin_write(int role, std::uint32_t address) {
+EmulatedBlock::Chunk16& EmulatedBlock::write(int role, std::uint32_t address) {
   Chunk16& c = chunk(address);
   require(c.readers == 0, "shared memory is written that an unfinished product reads");
   require(c.reader == role ? !c.unsynced_read : knows(role, c.reader, c.read_at),
@@ -28,14 +28,23 @@ void EmulatedBlock::begin_write(int role, std::uint32_t address) {
   }
   require(!c.copying, "shared memory is written while a copy to it is under way");
   require(knows(role, c.writer, c.written_at), "shared memory is written without a barrier since another role wrote it");
-  c.unsynced = c.unfenced = true;
+  if (!c.unsynced || c.writer != role) unsynced_[role].push_back(index_of(c));
+  c.unsynced = true;
   c.writer = role;
   c.written_at = known_[role][role];
+  return c;
+}
+
+void EmulatedBlock::begin_write(int role, std::uint32_t address) {
+  Chunk16& c = write(role, address);
+  if (!c.unfenced) unfenced_.push_back(index_of(c));
+  c.unfenced = true;
 }
 
 void EmulatedBlock::check_load(int role, std::uint32_t address) {
   Chunk16& c = chunk(address);
   c.loaded_at[role] = known_[role][role];
+  if (!c.unfenced_load[role]) unfenced_loads_[role].push_back(index_of(c));
   c.unfenced_load[role] = true;
   require(!c.copying, "shared memory is read before its copy was waited for");
   require(c.writer == role ? !c.unsynced : knows(role, c.writer, c.written_at),
@@ -58,6 +67,7 @@ void EmulatedBlock::end_product(int role, std::span<const std::uint32_t> reads) 
   for (const std::uint32_t address : reads) {
     Chunk16& c = chunk(address);
     --c.readers;
+    if (!c.unsynced_read || c.reader != role) unsynced_reads_[role].push_back(index_of(c));
     c.unsynced_read = true;
     c.reader = role;
     c.read_at = known_[role][role];
@@ -67,36 +77,56 @@ void EmulatedBlock::end_product(int role, std::span<const std::uint32_t> reads) 
 // By the threads that wrote, before they meet those that multiply; or by all threads that multiply, of what they know to be
 // written: then it is as if each had written it itself.
 void EmulatedBlock::fence_async(int role) {
-  for (Chunk16& c : chunks_) {
-    if (c.unfenced_load[role]) {
-      c.unfenced_load[role] = false;
-      c.loaded_at[role] = known_[role][role];  // nobody else's before they know of the fence
-    }
-    if (c.copying || !c.unfenced) continue;
+  for (const std::uint32_t index : unfenced_loads_[role]) {
+    Chunk16& c = chunks_[index];
+    c.unfenced_load[role] = false;
+    c.loaded_at[role] = known_[role][role];  // nobody else's before they know of the fence
+  }
+  unfenced_loads_[role].clear();
+  std::erase_if(unfenced_, [&](std::uint32_t index) {
+    Chunk16& c = chunks_[index];
+    if (c.copying) return false;
     if (c.writer == role) {
+      if (!c.unsynced) unsynced_[role].push_back(index);
       c.unsynced = true;
     } else if (knows(role, c.writer, c.written_at)) {
       c.unsynced = false;
       c.writer = role;
     } else {
-      continue;
+      return false;
     }
     c.unfenced = false;
     c.written_at = known_[role][role];
-  }
+    return true;
+  });
+}
+
+// Those that the role wrote no later than `time`.
+void EmulatedBlock::sync_writes(int role, std::uint64_t time) {
+  std::erase_if(unsynced_[role], [&](std::uint32_t index) {
+    Chunk16& c = chunks_[index];
+    if (c.writer != role) return true;
+    if (c.copying || c.written_at > time) return false;
+    c.unsynced = false;
+    return true;
+  });
 }
 
 void EmulatedBlock::sync(int role) {
-  for (Chunk16& c : chunks_) {
-    if (c.reader == role) c.unsynced_read = false;
-    if (c.writer == role && !c.copying) c.unsynced = false;
+  for (const std::uint32_t index : unsynced_reads_[role]) {
+    if (chunks_[index].reader == role) chunks_[index].unsynced_read = false;
   }
+  unsynced_reads_[role].clear();
+  sync_writes(role, known_[role][role]);
 }
 
 void EmulatedBlock::begin_copy(int role, void* to, const void* from_or_null) {
-  const std::uint32_t address = address_of(to);
-  begin_write(role, address);
-  chunk(address).copying = true;
+  begin_write(role, address_of(to));
+  start_copy(role, to, from_or_null);
+}
+
+void EmulatedBlock::start_copy(int role, void* to, const void* from_or_null) {
+  chunk(address_of(to)).copying = true;
   std::memset(to, 0xff, 16);
   Event event{Event::copy, to, {}, 0, 0, {}};
   if (from_or_null != nullptr) std::memcpy(event.data.data(), from_or_null, 16);
@@ -108,8 +138,8 @@ void EmulatedBlock::begin_box_copy(int role, std::uint32_t address, const void* 
   require(!c.unfenced, "a box is copied over shared memory without fence_async() since it was written");
   require(std::ranges::none_of(c.unfenced_load, std::identity()),
           "a box is copied over shared memory without fence_async() since it was read");
-  begin_copy(role, at(address), data);
-  c.unfenced = false;
+  write(role, address);
+  start_copy(role, at(address), data);
 }
 
 void EmulatedBlock::finish_event(int role) {
@@ -169,9 +199,7 @@ void EmulatedBlock::wait(int role, std::uint32_t address, int parity) {
   // Parity p waits for phases p, p + 2, ...: it is over while the present phase has the other parity.
   while (barrier.phases % 2 == static_cast<std::uint64_t>(parity)) pass_turn(role);
   for (int other = 0; other < kRoles; ++other) known_[role][other] = std::max(known_[role][other], barrier.released[other]);
-  for (Chunk16& c : chunks_) {  // threads that met at it have met as at sync()
-    if (c.writer == role && !c.copying && c.written_at <= barrier.released[role]) c.unsynced = false;
-  }
+  sync_writes(role, barrier.released[role]);  // threads that met at it have met as at sync()
 }
 
 // Copies of any role until a barrier's phase is over.

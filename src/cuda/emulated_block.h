@@ -93,7 +93,13 @@ class EmulatedBlock {
     Clock arriving{}, released{};
   };
 
+  using Indices = std::vector<std::uint32_t>;  // of chunks; some may have changed since
+
   Chunk16& chunk(std::uint32_t address);
+  std::uint32_t index_of(const Chunk16& c) const { return static_cast<std::uint32_t>(&c - chunks_.data()); }
+  Chunk16& write(int role, std::uint32_t address);  // fenced or not
+  void start_copy(int role, void* to, const void* from_or_null);
+  void sync_writes(int role, std::uint64_t time);
   bool knows(int role, int other, std::uint64_t time) const { return role == other || known_[role][other] >= time; }
   void advance(Barrier& barrier, const Clock& clock, int arrivals, int bytes);
   Barrier& barrier_at(std::uint32_t address);
@@ -103,6 +109,9 @@ class EmulatedBlock {
 
   unsigned char* shared_;
   std::vector<Chunk16> chunks_;
+  // Those that barriers and fences change; all of a block are some ten thousand.
+  std::array<Indices, kRoles> unsynced_, unsynced_reads_, unfenced_loads_;  // by the role that wrote or read
+  Indices unfenced_;
   std::map<std::uint32_t, Barrier> barriers_;
   std::array<std::deque<Event>, kRoles> under_way_;
   std::array<Clock, kRoles> known_{{{1, 0, 0}, {0, 1, 0}, {0, 0, 1}}};  // [role][of role]; its own begins at 1

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "cuda/block_parts.h"
+#include "cuda/emulated_product.h"
 
 namespace ringspan::cuda {
 
@@ -145,16 +146,18 @@ class EmulatedMachine {
         for (int part = 0; part < 4; ++part) unpack<kType>(a[warp + lane][part], &a_rows[g + part % 2 * 8][k + part / 2 * 8]);
         for (int part = 0; part < 2; ++part) unpack<kType>(b[warp + lane][half * 2 + part], &b_columns[g][k + part * 8]);
       }
-      for (int lane = 0; lane < 32; ++lane) {
-        float* out = &c[warp + lane][tile * 4];
-        for (int element = 0; element < 4; ++element) {
-          const float* row = a_rows[lane / 4 + element / 2 * 8];
-          const float* column = b_columns[lane % 4 * 2 + element % 2];
-          float sum = out[element];
-          for (int k = 0; k < 16; ++k) sum += row[k] * column[k];
-          out[element] = sum;
+      float sums[16][8];
+      const auto exchange = [&](auto&& move) {
+        for (int lane = 0; lane < 32; ++lane) {
+          float* const out = &c[warp + lane][tile * 4];
+          for (int element = 0; element < 4; ++element) {
+            move(out[element], sums[lane / 4 + element / 2 * 8][lane % 4 * 2 + element % 2]);
+          }
         }
-      }
+      };
+      exchange([](float out, float& sum) { sum = out; });
+      multiply_rows(sums[0], a_rows[0], b_columns[0], 16, 8);
+      exchange([](float& out, float sum) { out = sum; });
     }
   }
 

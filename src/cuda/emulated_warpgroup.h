@@ -17,6 +17,7 @@
 #include "cuda/block_parts.h"
 #include "cuda/emulated_block.h"
 #include "cuda/emulated_machine.h"
+#include "cuda/emulated_product.h"
 #include "cuda/tile_maps.h"
 #include "cuda/warpgroup.h"
 
@@ -171,20 +172,16 @@ class EmulatedHopperMachine {
   void multiply(Registers<float, kN / 2>& c, DescribeA&& describe_a, std::uint64_t b, int accumulate) {
     Product product;
     product.reads = reads_of(b, kMajor, kN);
-    std::vector<std::uint64_t> a;
     for (int group = 0; group < kWarpgroups; ++group) {
-      a.push_back(describe_a(group));
-      const std::vector<std::uint32_t> more = reads_of(a.back(), Major::k, kWarpgroupRows);
+      const std::vector<std::uint32_t> more = reads_of(describe_a(group), Major::k, kWarpgroupRows);
       product.reads.insert(product.reads.end(), more.begin(), more.end());
     }
     use(c, product);
-    product.run = [this, &c, a = std::move(a), b, accumulate] {
+    product.run = [this, &c, accumulate](const std::uint32_t* reads) {
+      const std::vector<float> columns = load<kType>(kMajor, reads, kN);
       for (int group = 0; group < kWarpgroups; ++group) {
-        float rows[kWarpgroupRows][16];
-        for (int row = 0; row < kWarpgroupRows; ++row) {
-          for (int k = 0; k < 16; ++k) rows[row][k] = element<kType>(a[static_cast<std::size_t>(group)], Major::k, row, k);
-        }
-        accumulate_rows<kType, kN, kMajor>(c, group, rows, b, accumulate);
+        const std::vector<float> rows = load<kType>(Major::k, reads + kN * 2 + group * kWarpgroupRows * 2, kWarpgroupRows);
+        multiply_warpgroup(c.values[group * kWarpgroup], rows.data(), columns.data(), kN, accumulate != 0);
       }
     };
     issue(std::move(product));
@@ -197,9 +194,10 @@ class EmulatedHopperMachine {
     product.reads = reads_of(b, Major::mn, kN);
     use(c, product);
     use(a, product);
-    product.run = [this, &c, &a, first, b, accumulate] {
+    product.run = [this, &c, &a, first, accumulate](const std::uint32_t* reads) {
+      const std::vector<float> columns = load<kType>(Major::mn, reads, kN);
       for (int group = 0; group < kWarpgroups; ++group) {
-        float rows[kWarpgroupRows][16];
+        float rows[kWarpgroupRows][kInner];
         for (int thread = 0; thread < kWarpgroup; ++thread) {
           const int row = thread / 32 * 16 + thread % 32 / 4;
           const int column = thread % 4 * 2;
@@ -210,7 +208,7 @@ class EmulatedHopperMachine {
             out[1] = kernels::Storage<kType>::load(static_cast<std::uint16_t>(pair >> 16));
           }
         }
-        accumulate_rows<kType, kN, Major::mn>(c, group, rows, b, accumulate);
+        multiply_warpgroup(c.values[group * kWarpgroup], rows[0], columns.data(), kN, accumulate != 0);
       }
     };
     issue(std::move(product));
@@ -226,7 +224,7 @@ class EmulatedHopperMachine {
     require(products_.back().empty(), "products are waited for that were not committed");
     while (products_.size() > kPending + 1) {
       for (Product& product : products_.front()) {
-        product.run();
+        product.run(product.reads.data());
         block_.end_product(role_, product.reads);
         for (int* users : product.users) --*users;
       }
@@ -238,8 +236,8 @@ class EmulatedHopperMachine {
  private:
   bool takes_part_[kThreads / 32];  // of each warp, in by_warps()
   struct Product {
-    std::function<void()> run;
-    std::vector<std::uint32_t> reads;
+    std::function<void(const std::uint32_t* reads)> run;
+    std::vector<std::uint32_t> reads;  // chunks of its operands, B first
     std::vector<int*> users;
   };
 
@@ -261,22 +259,26 @@ class EmulatedHopperMachine {
     return address ^ (address >> 7 & 7) << 4;
   }
 
-  template <DType kType>
-  float element(std::uint64_t descriptor, Major major, int row, int k) const {
-    std::uint16_t bits = 0;
-    std::memcpy(&bits, block_.at(element_address(descriptor, major, row, k)), 2);
-    return kernels::Storage<kType>::load(bits);
-  }
-
-  // Chunks of an operand.
+  // Chunks of an operand, in the order of load_operand().
   static std::vector<std::uint32_t> reads_of(std::uint64_t descriptor, Major major, int rows) {
     std::vector<std::uint32_t> reads;
+    reads.reserve(static_cast<std::size_t>(rows) * 2);
     const int row_step = major == Major::k ? 1 : 8;
     const int k_step = major == Major::k ? 8 : 1;
     for (int row = 0; row < rows; row += row_step) {
-      for (int k = 0; k < 16; k += k_step) reads.push_back(element_address(descriptor, major, row, k));
+      for (int k = 0; k < kInner; k += k_step) reads.push_back(element_address(descriptor, major, row, k));
     }
     return reads;
+  }
+
+  template <DType kType>
+  std::vector<float> load(Major major, const std::uint32_t* reads, int rows) const {
+    const auto elements = static_cast<std::size_t>(rows) * kInner;
+    std::vector<std::uint16_t> chunks(elements);
+    for (std::size_t i = 0; i < elements / 8; ++i) std::memcpy(&chunks[i * 8], block_.at(reads[i]), 16);
+    std::vector<float> operand(elements);
+    load_operand(kType, major, chunks.data(), rows, operand.data());
+    return operand;
   }
 
   template <typename Group>
@@ -288,27 +290,6 @@ class EmulatedHopperMachine {
   void issue(Product&& product) {
     block_.begin_product(role_, product.reads);
     products_.back().push_back(std::move(product));
-  }
-
-  template <DType kType, int kN, Major kMajor>
-  void accumulate_rows(Registers<float, kN / 2>& c, int group, const float (&rows)[kWarpgroupRows][16], std::uint64_t b,
-                       int accumulate) {
-    float columns[16][kN];
-    for (int k = 0; k < 16; ++k) {
-      for (int n = 0; n < kN; ++n) columns[k][n] = element<kType>(b, kMajor, n, k);
-    }
-    for (int row = 0; row < kWarpgroupRows; ++row) {
-      const auto at = [&](int n) -> float& {
-        const int thread = row / 16 * 32 + row % 8 * 4 + n % 8 / 2;
-        return c.values[group * kWarpgroup + thread][n / 8 * 4 + row % 16 / 8 * 2 + n % 2];
-      };
-      float sums[kN];
-      for (int n = 0; n < kN; ++n) sums[n] = accumulate != 0 ? at(n) : 0.0F;
-      for (int k = 0; k < 16; ++k) {
-        for (int n = 0; n < kN; ++n) sums[n] += rows[row][k] * columns[k][n];
-      }
-      for (int n = 0; n < kN; ++n) at(n) = sums[n];
-    }
   }
 
   template <int kCount, typename Join>
