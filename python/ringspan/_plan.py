@@ -36,6 +36,14 @@ def _tile(tile, name):
     return tuple(sizes)
 
 
+def set_tokens(problem, tokens_q, tokens_k, cu_seqlens_q, cu_seqlens_k, lengths_q, lengths_k, starts_k):
+    """What of a Problem changes from call to call where caches grow and documents are packed."""
+    problem.tokens_q, problem.tokens_k = _check.integer(tokens_q, "tokens", 0), _check.integer(tokens_k, "tokens_k", 0)
+    problem.cu_seqlens_q, problem.cu_seqlens_k = _check.offsets(cu_seqlens_q, "cu_seqlens"), _check.offsets(cu_seqlens_k, "cu_seqlens_k")
+    problem.lengths_q, problem.lengths_k = _check.integers(lengths_q, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
+    problem.starts_k = _check.integers(starts_k, "starts_k", 0)
+
+
 def make_problem(
     *, batch, tokens_q, tokens_k, heads, kv_heads, head_dim, head_dim_v, dtype, pattern, cu_seqlens_q=(), cu_seqlens_k=(),
     lengths_q=(), lengths_k=(), starts_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
@@ -44,15 +52,12 @@ def make_problem(
     """A Problem; its pattern is a checked value."""
     problem = Problem()
     problem.batch = _check.integer(batch, "batch", 1)
-    problem.tokens_q, problem.tokens_k = _check.integer(tokens_q, "tokens", 0), _check.integer(tokens_k, "tokens_k", 0)
+    set_tokens(problem, tokens_q, tokens_k, cu_seqlens_q, cu_seqlens_k, lengths_q, lengths_k, starts_k)
     sizes = dict(heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v, ranks=ranks)
     for name, value in sizes.items():
         setattr(problem, name, _check.integer(value, name, 1, _check.INT32))
     problem.dtype = str(dtype).removeprefix("torch.")
     problem.pattern = pattern
-    problem.cu_seqlens_q, problem.cu_seqlens_k = _check.offsets(cu_seqlens_q, "cu_seqlens"), _check.offsets(cu_seqlens_k, "cu_seqlens_k")
-    problem.lengths_q, problem.lengths_k = _check.integers(lengths_q, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
-    problem.starts_k = _check.integers(starts_k, "starts_k", 0)
     if scale is not None:
         problem.scale = _check.number(scale, "scale")
         if problem.scale == 0:  # in float32, where 0 is the default

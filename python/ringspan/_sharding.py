@@ -92,7 +92,13 @@ class Dealt(NamedTuple):
 
     @classmethod
     def of(cls, sharding, checked=canonical):
-        return cls(sharding.kind, sharding.tokens, sharding.ranks) if isinstance(sharding, Sharding) else cls(checked(sharding), -1, -1)
+        sharding = cls.unchanging(sharding)
+        return sharding if isinstance(sharding, cls) else cls(checked(sharding), -1, -1)
+
+    @classmethod
+    def unchanging(cls, sharding):
+        """A Sharding as it is now; a name, which may be wrong, is left alone."""
+        return cls(sharding.kind, sharding.tokens, sharding.ranks) if isinstance(sharding, Sharding) else sharding
 
     def mismatch(self, tokens, ranks):
         """"" where it is for so many tokens and ranks, else the beginning of a message."""

@@ -15,6 +15,8 @@ void bind_problem(nanobind::module_& module);
 void bind_plan(nanobind::module_& module);
 void bind_transport(nanobind::module_& module);
 void bind_tensors(nanobind::module_& module);
+void bind_ordinary(nanobind::module_& module);
+void bind_recent_calls(nanobind::module_& module);
 void bind_session(nanobind::module_& module);
 void bind_devices(nanobind::module_& module);
 void bind_fused(nanobind::module_& module);

@@ -48,6 +48,8 @@ NB_MODULE(_core, module) {
   bind_plan(module);
   bind_transport(module);
   bind_tensors(module);
+  bind_ordinary(module);
+  bind_recent_calls(module);
   bind_session(module);
   bind_devices(module);
   bind_fused(module);

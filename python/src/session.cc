@@ -141,28 +141,33 @@ class Session {
 
   // The passes on tensors of torch's, with new ones for the results, in one call from Python: `results` are the arguments by
   // which empty() makes each of them. Forward: o, lse, and what is kept for backward or None.
-  nb::tuple forward_new(const nb::callable& empty, const nb::tuple& results, nb::handle q, nb::handle k, nb::handle v) {
+  nb::tuple forward_new(const nb::callable& empty, const nb::tuple& results, bool heads_first, nb::handle q, nb::handle k,
+                        nb::handle v) {
     std::vector<nb::object> copies;
-    const Tensor of_q = read_dense(q, copies).tensor, of_k = read_dense(k, copies).tensor, of_v = read_dense(v, copies).tensor;
+    const auto read = [&](nb::handle object) { return read_dense(object, copies, heads_first).tensor; };
+    const Tensor of_q = read(q), of_k = read(k), of_v = read(v);
     nb::tuple made = make_tensors(empty, results);
-    const Tensor o = read_dense(made[0], copies).tensor, lse = read_dense(made[1], copies).tensor;
+    const Tensor o = read(made[0]), lse = read(made[1]);
     const Given saved = read_dense(made[2], copies);
     const nb::gil_scoped_release released;
     forward(of_q, of_k, of_v, o, lse, 0, 0, 0, address(naming_(saved.tensor)), saved.last);
+    wait_for(copies);
     return made;
   }
 
   // `given`: q, k, v, o, lse, d_out, dlse. Gives dq, dk, dv.
-  nb::tuple backward_new(const nb::callable& empty, const nb::tuple& results, const nb::tuple& given, nb::handle saved) {
+  nb::tuple backward_new(const nb::callable& empty, const nb::tuple& results, bool heads_first, const nb::tuple& given,
+                         nb::handle saved) {
     std::vector<nb::object> copies;
     std::vector<Tensor> tensors;
     tensors.reserve(given.size() + results.size());
-    for (const nb::handle object : given) tensors.push_back(read_dense(object, copies).tensor);
+    for (const nb::handle object : given) tensors.push_back(read_dense(object, copies, heads_first).tensor);
     nb::tuple made = make_tensors(empty, results);
-    for (const nb::handle object : made) tensors.push_back(read_dense(object, copies).tensor);
+    for (const nb::handle object : made) tensors.push_back(read_dense(object, copies, heads_first).tensor);
     const Given kept = read_dense(saved, copies);
     const nb::gil_scoped_release released;
     backward(tensors, 0, 0, 0, 0, address(naming_(kept.tensor)), kept.last);
+    wait_for(copies);
     return made;
   }
 
@@ -172,6 +177,11 @@ class Session {
   const Attention& attention() const { return attention_; }
 
  private:
+  // torch's allocator gives memory of a GPU out again to what comes after the pass; that of the emulated device is the host's.
+  void wait_for(const std::vector<nb::object>& copies) {
+    if (naming_.emulated && !copies.empty()) attention_.wait();
+  }
+
   std::vector<std::unique_ptr<Communicator>> alone_;
   Attention attention_;
   Naming naming_;
@@ -225,8 +235,8 @@ void bind_session(nb::module_& module) {
            "sinks"_a = 0, "saved"_a = 0, "saved_bytes"_a = 0, Guard())
       .def("backward", &Session::backward, "tensors"_a, "alibi"_a = 0, "alibi_stride"_a = 0, "sinks"_a = 0, "dsinks"_a = 0,
            "saved"_a = 0, "saved_bytes"_a = 0, Guard())
-      .def("forward_new", &Session::forward_new, "empty"_a, "results"_a, "q"_a, "k"_a, "v"_a)
-      .def("backward_new", &Session::backward_new, "empty"_a, "results"_a, "given"_a, "saved"_a.none())
+      .def("forward_new", &Session::forward_new, "empty"_a, "results"_a, "heads_first"_a, "q"_a, "k"_a, "v"_a)
+      .def("backward_new", &Session::backward_new, "empty"_a, "results"_a, "heads_first"_a, "given"_a, "saved"_a.none())
       .def("set_seed", &Session::set_seed, "seed"_a, "Of dropout, in the calls that follow.")
       .def("set_deadline", &Session::set_deadline, "seconds"_a, "Of silence from a peer, in the calls that follow.")
       .def("kernels", &Session::kernels, "Of each pass the kernel, and why it is not a library's.")

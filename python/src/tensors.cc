@@ -4,8 +4,11 @@
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <exception>
+#include <span>
 #include <tuple>
+#include <utility>
 #include <vector>
 
 #include "bindings.h"
@@ -56,20 +59,31 @@ bool arrange(void* data, const std::int64_t* strides, std::size_t dimensions, st
     return false;
   }
   given.last = last;
+  given.dimensions = dimensions;
   given.dense = dimensions != 4 || strides[3] == 1 || last <= 1;
   return true;
 }
 
+bool look_up(nb::handle object, nb::dlpack::dltensor& found) {
+  if (torchs_table->read(object.ptr(), &found) == 0) return true;
+  PyErr_Clear();
+  return false;
+}
+
 bool read_by_table(nb::handle object, Given& given) {
   nb::dlpack::dltensor found;
-  if (torchs_table->read(object.ptr(), &found) != 0) {
-    PyErr_Clear();
-    return false;
-  }
+  if (!look_up(object, found)) return false;
   const auto dimensions = static_cast<std::size_t>(found.ndim);
   return found.strides != nullptr && dimensions > 0 &&
          arrange(static_cast<std::byte*>(found.data) + found.byte_offset, found.strides, dimensions,
                  found.shape[dimensions - 1], given);
+}
+
+bool see(std::span<const std::int64_t> shape, std::int64_t device, std::int64_t type, SeenTensor& seen) {
+  if (shape.size() > seen.shape.size()) return false;
+  seen = {shape.size(), device, type, {}};
+  std::ranges::copy(shape, seen.shape.begin());
+  return true;
 }
 
 bool read_by_methods(nb::handle object, Given& given) {
@@ -80,6 +94,21 @@ bool read_by_methods(nb::handle object, Given& given) {
 }
 
 }  // namespace
+
+bool see_tensor(nb::handle object, SeenTensor& seen) noexcept {
+  try {
+    nb::dlpack::dltensor found;
+    if (torchs_table != nullptr && look_up(object, found)) {
+      return see({found.shape, static_cast<std::size_t>(found.ndim)},
+                 std::int64_t{found.device.device_type} << 32 | found.device.device_id,
+                 found.dtype.lanes << 16 | found.dtype.code << 8 | found.dtype.bits, seen);
+    }
+    const auto shape = nb::cast<std::vector<std::int64_t>>(object.attr("shape"));
+    return see(shape, nb::hash(object.attr("device")), nb::hash(object.attr("dtype")), seen);
+  } catch (const std::exception&) {
+    return false;
+  }
+}
 
 bool read_tensor(nb::handle object, Given& given) noexcept {
   try {
@@ -95,7 +124,7 @@ bool read_tensor(nb::handle object, Given& given) noexcept {
   }
 }
 
-Given read_dense(nb::handle object, std::vector<nb::object>& copies) {
+Given read_dense(nb::handle object, std::vector<nb::object>& copies, bool heads_first) {
   Given given;
   bool found = read_tensor(object, given);
   if (found && !given.dense) {
@@ -103,6 +132,7 @@ Given read_dense(nb::handle object, std::vector<nb::object>& copies) {
     found = read_tensor(copies.back(), given);
   }
   if (!found) throw nb::type_error("expected a tensor of torch's");
+  if (heads_first && given.dimensions == 4) std::swap(given.tensor.token_stride, given.tensor.head_stride);
   return given;
 }
 

@@ -1,6 +1,7 @@
 """attention() runs the ops with and without torch's dispatcher: the same results, and what has to see the op sees it."""
 
 import contextlib
+import functools
 
 import pytest
 import torch
@@ -55,7 +56,8 @@ def _results(tensors, dispatched, dlse=False, **options):
 @pytest.mark.parametrize("options", [
     dict(causal=True), dict(layout="bhsd", causal=True, window=(5, 0)), dict(dropout_p=0.3, dropout_seed=3), dict(lengths=[3, 20]),
     dict(alibi_slopes=torch.ones(4)), dict(sinks=torch.zeros(4, requires_grad=True)), dict(ranks=2), dict(pattern="dilated:8x1,16x2@torchscale"),
-    dict(causal=True, deterministic=False),
+    dict(causal=True, deterministic=False), dict(layout="bhsd", causal=True, deterministic=False), dict(layout="bhsd", sinks=torch.zeros(4, requires_grad=True)),
+    dict(layout="bhsd", lengths=[3, 20]), dict(layout="bhsd", ranks=2), dict(layout="bhsd", alibi_slopes=torch.ones(2, 4)),
 ])  # fmt: skip
 def test_both_ways_give_the_same_bits(dtype, where, options):
     tensors = _inputs(dtype=dtype)
@@ -159,25 +161,29 @@ def test_what_backward_reads_must_not_have_changed():
         o.sum().backward()
 
 
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_checkpoint_that_computes_again_another_way(dtype):
+def test_a_checkpoint_that_computes_again_another_way(dtype, layout):
     q, k, v = _inputs(dtype=dtype)
-    expected = torch.autograd.grad(rt.attention(q, k, v).sum(), (q, k, v))
+    attend = functools.partial(rt.attention, layout=layout)
+    expected = torch.autograd.grad(attend(q, k, v).sum(), (q, k, v))
     for first, second in ((contextlib.nullcontext, _Nothing), (_Nothing, contextlib.nullcontext)):
         with first():
-            o = checkpoint(lambda q: rt.attention(q, k, v), q, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), second()))
+            o = checkpoint(lambda q: attend(q, k, v), q, use_reentrant=False, context_fn=lambda: (contextlib.nullcontext(), second()))
         got = torch.autograd.grad(o.sum(), (q, k, v))
         assert all(torch.equal(a, b) for a, b in zip(got, expected))
 
 
-def test_hooks_of_saved_tensors():
+@pytest.mark.parametrize("layout", ["bshd", "bhsd"])
+def test_hooks_of_saved_tensors(layout):
     q, k, v = _inputs(dtype=torch.bfloat16)
-    expected = torch.autograd.grad(rt.attention(q, k, v).sum(), (q, k, v))
+    attend = functools.partial(rt.attention, layout=layout)
+    expected = torch.autograd.grad(attend(q, k, v).sum(), (q, k, v))
     counts = []
     for dispatched in (False, True):
         packed = []
         with _Nothing() if dispatched else contextlib.nullcontext(), torch.autograd.graph.saved_tensors_hooks(lambda t: packed.append(t) or t.clone(), lambda t: t):
-            o = rt.attention(q, k, v)
+            o = attend(q, k, v)
         counts.append([(t.shape, t.dtype) for t in packed])
         assert all(torch.equal(a, b) for a, b in zip(torch.autograd.grad(o.sum(), (q, k, v)), expected))
     assert counts[0] == counts[1]

@@ -7,7 +7,7 @@ from torch.utils.checkpoint import checkpoint
 
 import ringspan
 import ringspan.torch as rt
-from ringspan.torch import _ops
+from ringspan.torch import _attention, _ops
 
 
 def _inputs(n=40, dtype=torch.float32, batch=2, heads=4, dim=16, grad=True):
@@ -24,9 +24,12 @@ def test_opcheck(monkeypatch, dtype, layout):
     with monkeypatch.context() as patch:
         calls = []
         patch.setattr(_ops, "are_ordinary", lambda *tensors: False)
+        patch.setattr(_attention, "_RECENT", None)
         patch.setattr(_ops, "attend", lambda *inputs: calls.append(inputs) or (q, q))
         rt.attention(q, k, v, causal=True, sinks=torch.zeros(4, requires_grad=True), layout=layout)
-    ((*inputs, text, _),) = calls
+    ((*inputs, text, _, heads_first),) = calls
+    if heads_first:
+        inputs[:3] = [t.transpose(1, 2) for t in inputs[:3]]
     inputs = [t.detach().requires_grad_() if isinstance(t, torch.Tensor) and t.requires_grad else t for t in inputs]
     torch.library.opcheck(torch.ops.ringspan.attention_forward.default, (*inputs, text, ""))
 

@@ -5,13 +5,14 @@ import sys
 import types
 import weakref
 
+import numpy as np
 import pytest
 import torch
 
 import ringspan
 import ringspan.torch as rt
 from ringspan import _core, _threads
-from ringspan.torch import _attention, _device, _execute
+from ringspan.torch import _attention, _device, _execute, _ops
 
 _TABLE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
@@ -85,8 +86,8 @@ def test_both_ways_of_reading_give_the_same_bits(reading, calls_in_one, dtype, l
     assert calls_in_one == ["forward_new", "backward_new"] * 4 + ["forward_new"] * 2
 
 
-@pytest.mark.parametrize("table", [True, False])
-def test_views(reading, calls_in_one, table):
+@pytest.mark.parametrize("table, where", [(True, {}), (False, {}), (True, dict(device="cuda-emulated"))])
+def test_views(reading, calls_in_one, table, where):
     """In place where the last dimension is dense: of one matrix, every second token, expanded; copied where it is not."""
     reading(table)
     packed = torch.randn(2, 18, 3, 4, 16, requires_grad=True)
@@ -94,7 +95,7 @@ def test_views(reading, calls_in_one, table):
     one_head = torch.randn(2, 9, 1, 16).expand(2, 9, 4, 16)
     for tensors in ([packed[:, ::2, i] for i in range(3)], [swapped, one_head, swapped], [one_head[..., :1], swapped[..., :1], swapped]):
         dense = [t.detach().clone(memory_format=torch.contiguous_format).requires_grad_() for t in tensors]
-        results = [rt.attention(*given, causal=True) for given in (tensors, dense)]
+        results = [rt.attention(*given, causal=True, **where) for given in (tensors, dense)]
         assert torch.equal(*results)
         if tensors[0].requires_grad:
             (d_packed,) = torch.autograd.grad(results[0].sum(), packed)
@@ -227,13 +228,15 @@ def test_results_without_what_torchs_compiler_calls(monkeypatch, calls_in_one):
     tensors = _inputs(dtype=torch.bfloat16)
     expected = _results(tensors)
     monkeypatch.setattr(_device, "_guards", None)
-    _attention._latest.cache_clear()
+    _attention._RECENT.clear()
+    _device._place_of.cache_clear()
     made = []
     monkeypatch.setattr(torch, "empty_strided", lambda *given, original=torch.empty_strided, **named: made.append(given) or original(*given, **named))
     try:
         assert _same(_results(tensors), expected)
     finally:
-        _attention._latest.cache_clear()
+        _attention._RECENT.clear()
+        _device._place_of.cache_clear()
     assert len(made) == 6  # o, lse, o in float32, three gradients
 
 
@@ -254,3 +257,75 @@ def test_backward_takes_one_call_too(monkeypatch):
     monkeypatch.setattr(_execute, "backward_alone", lambda *a, original=_execute.backward_alone: seen.append(a[0].in_one) or original(*a))
     rt.attention(*_inputs()).sum().backward()
     assert seen == [True]
+
+
+def test_what_changes_is_looked_at_again():
+    """Of a call that was found before nothing is checked again: only what cannot have changed is found."""
+    q, k, v = _inputs(grad=False)
+    full, causal, near = (rt.attention(q, k, v, pattern=text) for text in ("full", "causal", "window:1,0"))
+    assert not torch.equal(full, causal) and not torch.equal(causal, near)
+    pattern, window = ringspan.Pattern("full"), [8, 8]
+    for _ in range(2):
+        assert torch.equal(rt.attention(q, k, v, pattern=pattern), full)
+        assert torch.equal(rt.attention(q, k, v, window=window), full)
+    pattern.causal, window[:] = True, [1, 0]
+    assert torch.equal(rt.attention(q, k, v, pattern=pattern), causal)
+    assert torch.equal(rt.attention(q, k, v, window=window), near)
+    assert torch.equal(rt.attention(q, k, v, window=(1, 0)), near)
+    sharding = rt.Sharding("zigzag", tokens=9, ranks=2)
+    rt.attention(q, k, v, ranks=2, sharding=sharding)
+    sharding.tokens = 10
+    for given in (sharding, rt.Sharding("zigzag", tokens=10, ranks=2)):
+        with pytest.raises(ringspan.InvalidArgument, match="10 tokens"):
+            rt.attention(q, k, v, ranks=2, sharding=given)
+
+
+@pytest.mark.parametrize("table", [True, False])
+def test_what_is_equal_is_found(monkeypatch, reading, table):
+    reading(table)
+    q, k, v = _inputs(grad=False)
+    looks = []
+    monkeypatch.setattr(_attention, "_looked_at", lambda *given, original=_attention._looked_at: looks.append(given[-1]) or original(*given))
+    _attention._RECENT.clear()
+    for turn in range(3):
+        for options in (dict(scale=float("0.25")), dict(scale=np.float64(0.5)), dict(window=(int("300"), 0)), dict(pattern="".join(["cau", "sal"])), {}):
+            rt.attention(*(t.clone() for t in (q, k, v)), **options)
+        rt.attention(q.bfloat16(), k.bfloat16(), v.bfloat16())
+        rt.attention(q[:, :5], k, v)
+        rt.attention(torch.nn.Parameter(q), k, v)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            rt.attention(q, k, v)
+        assert len(looks) == 7
+    for _ in range(2):
+        rt.attention(q, k, v, window=[3, 3])
+    assert len(looks) == 8
+    for tokens in range(1, 400):  # more than are kept
+        one = q[:1, :1].expand(1, tokens, 4, 16)
+        assert torch.allclose(rt.attention(one, one, one), one, atol=1e-6)
+        rt.attention(q, k, v, scale=0.125)  # is used all the time
+    assert len(looks) == 8 + 399 + 1
+    _attention._RECENT.clear()
+    rt.attention(q, k, v)
+
+
+@pytest.mark.parametrize("layout", ["bshd", "bhsd", "thd"])
+@pytest.mark.parametrize("options", [{}, dict(sinks=torch.zeros(4)), dict(ranks=2), dict(deterministic=False, device="cuda-emulated")])
+def test_what_no_backward_used_goes_with_the_output(layout, options):
+    for dtype in (torch.float32, torch.bfloat16):
+        q, k, v = _inputs(layout, dtype)
+        before = q * 1.0
+        gone = weakref.ref(before)
+        o = rt.attention(before, k, v, layout=layout, **options)
+        assert o.requires_grad and gone() is not None
+        del before, o
+        assert gone() is None
+
+
+def test_no_view_is_made_of_heads_before_tokens(monkeypatch):
+    tensors = _inputs("bhsd")
+    rt.attention(*tensors, causal=True, layout="bhsd").sum().backward()
+    views = []
+    monkeypatch.setattr(_ops, "_swapped", lambda *given: views.append(given))
+    o = rt.attention(*tensors, causal=True, layout="bhsd")
+    o.sum().backward()
+    assert o.is_contiguous() and not views

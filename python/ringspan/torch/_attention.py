@@ -5,12 +5,13 @@ import functools
 import inspect
 from typing import TYPE_CHECKING, Literal, NamedTuple, overload
 
+import numpy as np
 import torch
 
-from .. import _check
+from .. import _check, _core
 from .._core import Pattern, PlanOptions
 from .._pattern import causal_flag, text_of, window_pair
-from .._sharding import Sharding, both_sides, canonical
+from .._sharding import Dealt, Sharding, both_sides, canonical
 from ..errors import InvalidArgument, UnknownArgument, Unsupported
 from . import _device, _group, _ops, _transport
 from ._call import DTYPES, Known
@@ -81,14 +82,6 @@ def _check_kind(name, t):
         raise Unsupported(f"{name} is a DTensor; pass this rank's part, {name}.to_local(), and group= the mesh's dimension")
     if t.layout is not torch.strided or t.is_nested:
         raise Unsupported(f"{name} {'is nested' if t.is_nested else f'has layout {t.layout}'}; dense tensors are supported, packed documents by cu_seqlens=")
-
-
-class _Seen(NamedTuple):
-    """What checks ask of an ordinary tensor."""
-
-    shape: torch.Size
-    dtype: torch.dtype
-    device: torch.device
 
 
 def _check_kinds(q, k, v):
@@ -167,20 +160,18 @@ def _seed(dropout_p, dropout_seed):
     return torch.tensor([dropout_seed if dropout_seed < 2**63 else dropout_seed - 2**64], dtype=torch.int64, device="cpu")
 
 
-def _check_alone(strategy, sides, sharding_k, replicated_q):
-    """Without group and ranks nothing is dealt: what says otherwise is mostly a forgotten group, where each rank would attend to its
-    own shard only."""
-    wanted = "give group= (processes), or ranks= (simulated in this process); without them this process computes alone"
-    for dealt, tokens, name in sides:
-        if dealt.mismatch(tokens, 1):
-            raise InvalidArgument(f"{dealt.mismatch(tokens, 1)}, but {name} has {tokens} tokens on one: {wanted}")
+_WITHOUT_RANKS = "give group= (processes), or ranks= (simulated in this process); without them this process computes alone"
+
+
+def _of_several(strategy, sharding_k, replicated_q):
+    """Without group and ranks nothing is dealt: a message about what says otherwise, which is mostly a forgotten group, where each rank would
+    attend to its own shard only."""
     for name, value in (("replicated_q", replicated_q or None), ("sharding_k", sharding_k)):
         if value is not None:
-            raise InvalidArgument(f"{name} ({value!r}) is for several ranks: {wanted}")
+            return f"{name} ({value!r}) is for several ranks: {_WITHOUT_RANKS}"
     if not torch.compiler.is_compiling():
         PlanOptions().strategy = strategy  # refuses what is none
-    if strategy not in ("auto", "local"):
-        raise InvalidArgument(f"strategy ({strategy!r}) is for several ranks: {wanted}")
+    return "" if strategy in ("auto", "local") else f"strategy ({strategy!r}) is for several ranks: {_WITHOUT_RANKS}"
 
 
 @overload
@@ -290,7 +281,6 @@ def attention(
     The gradient of sinks on each rank of a group is its share: shares add up to the gradient, as those of weights do.
     """
     name = ""
-    ordinary = q is not None and k is not None and v is not None and _ops.are_ordinary(q, k, v)
     if group is not None:
         if ranks is not None:
             raise InvalidArgument("give group (processes) or ranks (simulated in this process), not both")
@@ -299,39 +289,36 @@ def attention(
     try:
         if unknown:
             refuse_unknown(unknown)
-        if partials not in ("float32", "storage"):
-            raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
-        if not ordinary and not torch.compiler.is_compiling():
-            _ops.check_derivatives(q, k, v, sinks)
-        if not ordinary or _autocasts():
+        if torch.compiler.is_compiling() or _autocasts():
             q, k, v = _cast(q, k, v, host_tensors)
-        if not ordinary:
-            _check_kinds(q, k, v)
         options = (
-            layout, device, host_tensors, text_of(pattern), causal, window_pair(window), cu_seqlens is not None, scale, softcap, dropout_p,
-            dropout_seed is not None, group is None, ranks, sharding, sharding_k, replicated_q, strategy,
+            layout, device, host_tensors, "" if pattern is None else text_of(pattern), causal, None if window is None else window_pair(window),
+            cu_seqlens is not None, scale, softcap, dropout_p, dropout_seed is not None, group is None, ranks,
+            sharding if type(sharding) is str else Dealt.unchanging(sharding), None if sharding_k is None else Dealt.unchanging(sharding_k),
+            replicated_q, strategy,
             _group.deadline() if deadline is None else deadline, memory_budget, bucket_rows, kernel, deterministic, partials,
         )  # fmt: skip
-        if ordinary and host_tensors is False:
-            spec = _known((q.shape, q.dtype, q.device), (k.shape, k.dtype, k.device), (v.shape, v.dtype, v.device), *options)
-        else:
-            spec = _text(q, k, v, *options)
-        if layout == "bhsd":
-            q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-        elif layout == "thd":
-            q, k, v = q[None], k[None], v[None]
+        spec = None
+        if not (_RECENT is None or torch.compiler.is_compiling()):
+            spec = _RECENT.find(q, k, v, options)
+        if spec is None:
+            spec = _looked_at(q, k, v, sinks, options)
         others = _NO_OTHERS
         if not (alibi_slopes is sinks is cu_seqlens is cu_seqlens_k is lengths is lengths_k is starts_k is dropout_seed is None and dropout_p == 0.0):
-            others = (*_vectors(q, alibi_slopes, sinks, host_tensors), *_lists(q, k, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k),
-                      _seed(dropout_p, dropout_seed))  # fmt: skip
+            sizes = _sizes(q, layout)
+            others = (
+                *_vectors(q, sizes, alibi_slopes, sinks, host_tensors),
+                *_lists(sizes[1], _sizes(k, layout)[1], cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k),
+                _seed(dropout_p, dropout_seed),
+            )
+        if layout == "thd":
+            q, k, v = q[None], k[None], v[None]
     except Exception as error:
         if name and not torch.compiler.is_compiling():
             _group.refuse(name, error)  # the others raise it too
         raise
-    o, lse = _ops.attend(q, k, v, *others, spec, name)
-    if layout == "bhsd":
-        o = o.transpose(1, 2)
-    elif layout == "thd":
+    o, lse = _ops.attend(q, k, v, *others, spec, name, layout == "bhsd")
+    if layout == "thd":
         o, lse = o[0], lse[0]
     return (o, lse) if return_lse else o
 
@@ -350,57 +337,95 @@ def _cast(q, k, v, host_tensors):
     return [t.to(dtype) if isinstance(t, torch.Tensor) and t.dtype in DTYPES else t for t in (q, k, v)]  # float64 is left alone
 
 
-def _vectors(q, alibi_slopes, sinks, host_tensors):
-    """q: (batch, tokens, heads, head_dim)."""
+def _vectors(q, sizes, alibi_slopes, sinks, host_tensors):
+    batch, _, heads, _ = sizes
     if alibi_slopes is not None:
-        alibi_slopes = _slopes(alibi_slopes, ((q.shape[2],), (q.shape[0], q.shape[2])))
+        alibi_slopes = _slopes(alibi_slopes, ((heads,), (batch, heads)))
     if sinks is not None:
-        sinks = _float_vector(sinks, "sinks", ((q.shape[2],),))
+        sinks = _float_vector(sinks, "sinks", ((heads,),))
     if not host_tensors:
         _device.check_beside(q, (("alibi_slopes", alibi_slopes), ("sinks", sinks)))
     return alibi_slopes, sinks
 
 
-def _lists(q, k, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k):
+def _lists(tokens_q, tokens_k, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k):
     """As tensors."""
     cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     if cu_k is not None and cu_q is None:
         raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
     len_q, len_k = _offsets(lengths, "lengths"), _offsets(lengths_k, "lengths_k")
     if len_q is not None and len_k is None:
-        if q.shape[1] != k.shape[1]:
-            raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {q.shape[1]} tokens and k {k.shape[1]}; give both")
+        if tokens_q != tokens_k:
+            raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {tokens_q} tokens and k {tokens_k}; give both")
         len_k = len_q
     return cu_q, cu_k, len_q, len_k, _offsets(starts_k, "starts_k")
 
 
-def _text(q, k, v, layout, device, host_tensors, pattern, causal, window, documents, scale, softcap, dropout_p, seeded, alone, ranks,
-          sharding, sharding_k, replicated_q, strategy, deadline, memory_budget, bucket_rows, kernel, deterministic, partials):  # fmt: skip
-    """The spec of what is not a tensor, checked, also against q, k and v: these are tensors, or what was seen of them."""
+def _looked_at(q, k, v, sinks, options):
+    """The spec of a call that is not known: a Known where q, k, v are ordinary, else its text."""
+    ordinary = q is not None and k is not None and v is not None and _ops.are_ordinary(q, k, v)
+    if not ordinary:
+        if not torch.compiler.is_compiling():
+            _ops.check_derivatives(q, k, v, sinks)
+        _check_kinds(q, k, v)
+    text = _text(q, k, v, *options)
+    if not ordinary or options[2] is not False:  # host_tensors
+        return text
+    known = Known(text)
+    _RECENT.keep(q, k, v, options, known)
+    return known
+
+
+def _text(q, k, v, *options):
+    """The spec of what is not a tensor, checked, also against q, k and v."""
+    layout = options[0]
     _check_tensors(q, k, v, layout)
     sizes_q, sizes_k = _sizes(q, layout), _sizes(k, layout)
     _check_shapes(sizes_q, sizes_k, _sizes(v, layout))
+    checked = _checked(*options) if torch.compiler.is_compiling() else _checked_once(options)
+    _device.check(q, k, v, checked.device, checked.host_tensors)
+    for dealt, tokens, name in ((checked.queries, sizes_q[1], "q"), (checked.keys, sizes_k[1], "k")):
+        if checked.ranks is not None and dealt.mismatch(tokens, checked.ranks):
+            raise InvalidArgument(f"{dealt.mismatch(tokens, checked.ranks)}; expected {tokens} of {name} over {checked.ranks}")
+        if checked.alone and dealt.mismatch(tokens, 1):
+            raise InvalidArgument(f"{dealt.mismatch(tokens, 1)}, but {name} has {tokens} tokens on one: {_WITHOUT_RANKS}")
+    if checked.of_several:
+        raise InvalidArgument(checked.of_several)
+    return checked.text
+
+
+class _Checked(NamedTuple):
+    """Options: the spec, and what tensors are checked against."""
+
+    text: str
+    device: str
+    host_tensors: bool
+    queries: Dealt
+    keys: Dealt
+    ranks: int | None
+    alone: bool
+    of_several: str  # a message: alone, but given what is for several ranks
+
+
+def _checked(layout, device, host_tensors, pattern, causal, window, documents, scale, softcap, dropout_p, seeded, ungrouped, ranks,
+             sharding, sharding_k, replicated_q, strategy, deadline, memory_budget, bucket_rows, kernel, deterministic, partials):  # fmt: skip
+    if partials not in ("float32", "storage"):
+        raise InvalidArgument(f"partials ({partials!r}) must be 'float32' or 'storage'")
     if device is not None and not isinstance(device, (str, torch.device)):
         raise InvalidArgument(f"device ({device!r}) must be the name of a device")
     device = "" if device is None else str(device)
     host_tensors = _check.flag(host_tensors, "host_tensors")
-    _device.check(q, k, v, device, host_tensors)
     dropout_p = _check.number(dropout_p, "dropout_p")
     if not 0.0 <= dropout_p < 1.0:
         raise InvalidArgument(f"dropout_p ({dropout_p}) must be in [0, 1)")
     replicated_q = _check.flag(replicated_q, "replicated_q")
     queries, keys = both_sides(sharding, sharding_k, replicated_q, str if torch.compiler.is_compiling() else canonical)
     strategy = _check.text(strategy, "strategy")
-    sides = ((queries, sizes_q[1], "q"), (keys, sizes_k[1], "k"))
-    if alone and ranks is None:
-        _check_alone(strategy, sides, sharding_k, replicated_q)
+    alone = ungrouped and ranks is None
     if ranks is not None:
         ranks = _check.integer(ranks, "ranks", 1, _check.INT32)
         if host_tensors and ranks > 1:
             raise Unsupported(f"ranks ({ranks}) are simulated on tensors in the memory of the device; with host_tensors there is one rank")
-        for dealt, tokens, name in sides:
-            if dealt.mismatch(tokens, ranks):
-                raise InvalidArgument(f"{dealt.mismatch(tokens, ranks)}; expected {tokens} of {name} over {ranks}")
     text = encode(
         pattern, causal_flag(causal), window, documents, None if scale is None else _check.number(scale, "scale"),
         _check.number(softcap, "softcap"), dropout_p, seeded and dropout_p != 0.0, 0 if ranks is None else ranks, queries, keys, replicated_q,
@@ -410,19 +435,20 @@ def _text(q, k, v, layout, device, host_tensors, pattern, causal, window, docume
     )  # fmt: skip
     if not torch.compiler.is_compiling():
         decode(text)
-    return text
+    return _Checked(text, device, host_tensors, queries, keys, ranks, alone, _of_several(strategy, sharding_k, replicated_q) if alone else "")
 
 
-def _first(q, k, v, *options):
-    """q, k, v: fields of _Seen."""
-    return Known(_text(_Seen(*q), _Seen(*k), _Seen(*v), *options))
+_latest_checked = functools.lru_cache(maxsize=256, typed=True)(_checked)  # typed: True is not 1
 
 
-_latest = functools.lru_cache(maxsize=256, typed=True)(_first)  # typed: True is not 1
-
-
-def _known(*arguments):
+def _checked_once(options):
+    """Caches that grow have options that were checked before."""
     try:
-        return _latest(*arguments)
+        return _latest_checked(*options)
     except TypeError:  # a list, say, which cannot be looked up
-        return _first(*arguments)
+        return _checked(*options)
+
+
+# Others may have changed when they are found again.
+_UNCHANGING = type(None), bool, int, float, str, torch.device, Dealt, np.float32, np.float64, np.int32, np.int64
+_RECENT = None if _ops.ORDINARY is None else _core.RecentCalls(_ops.ORDINARY, _UNCHANGING, 256)

@@ -6,7 +6,7 @@ import struct
 
 import torch
 
-from .._plan import make_options, make_problem
+from .._plan import make_options, make_problem, set_tokens
 from . import _device
 from ._spec import decode, with_backward
 
@@ -59,6 +59,12 @@ class Key(tuple):
         return self._hash
 
 
+def _swapped(of):
+    """Of _dense(): the same memory with heads before tokens."""
+    (b, n, h, dim), (of_b, of_n, of_h, of_dim), dtype = of
+    return (b, h, n, dim), (of_b, of_h, of_n, of_dim), dtype
+
+
 class Call:
     """What a call of an op computes, but for the lengths of other ranks."""
 
@@ -66,13 +72,14 @@ class Call:
         self.spec = decode(text)
         self.shape = (tuple(q.shape), tuple(k.shape), tuple(v.shape), DTYPES[q.dtype])
         self.lists = tuple(_ints(t) for t in (cu_q, cu_k, len_q, len_k, start_k))
-        self._layout = self.spec.layout == "bhsd", q.dtype
+        self.heads_first = self.spec.layout == "bhsd"
+        self._layout = self.heads_first, q.dtype
         self.empty = q.shape[0] == 0  # a batch of nothing, which no plan has
         self.alibi, self.sinks = alibi is not None, sinks is not None
         self.saved_bytes = saved_bytes(self.spec, q, v)
-        # Whether the library's session takes tensors as they are and makes the results: forward_new(), backward_new().
+        # Whether the library's session takes tensors as they are and makes the results: forward_new(), backward_new(), in the caller's layout.
         self.in_one = not (self.empty or self.spec.ranks or self.spec.host_tensors)
-        self.place = _device.Place(q.device, self.spec.device, self.spec.host_tensors)
+        self.place = _device.place(q.device, self.spec.device, self.spec.host_tensors)
         self.key = Key((text, self.place.name, self.shape, self.lists, self.alibi, self.sinks))
 
     @functools.cached_property
@@ -87,24 +94,27 @@ class Call:
         """Of backward: dq, dk, dv, likewise."""
         return tuple(_dense(*shape, *self._layout) for shape in self.shape[:3])
 
+    @functools.cached_property
+    def new_results(self):
+        """In the caller's layout."""
+        o, *others = self.results
+        return (_swapped(o) if self.heads_first else o, *others)
+
+    @functools.cached_property
+    def new_gradients(self):
+        return tuple(map(_swapped, self.gradients)) if self.heads_first else self.gradients
+
     def problem(self, tokens_q, tokens_k, ranks):
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
-        s = self.spec
-        return make_problem(
-            batch=b, tokens_q=tokens_q, tokens_k=tokens_k, heads=h, kv_heads=h_k, head_dim=d, head_dim_v=d_v, dtype=dtype,
-            pattern=s.pattern, cu_seqlens_q=self.lists[0], cu_seqlens_k=self.lists[1], lengths_q=self.lists[2],
-            lengths_k=self.lists[3], starts_k=self.lists[4], scale=s.scale, softcap=s.softcap, alibi=self.alibi, sinks=self.sinks, dropout=s.dropout,
-            ranks=ranks, sharding=s.sharding.kind if ranks > 1 else "contiguous",
-            sharding_k=s.sharding_k.kind if ranks > 1 else "contiguous", replicated_q=s.replicated_q and ranks > 1,
-        )  # fmt: skip
+        problem = _problem_of(self.spec.text, b, h, h_k, d, d_v, dtype, self.alibi, self.sinks, ranks).__copy__()
+        if any(self.lists):
+            set_tokens(problem, tokens_q, tokens_k, *self.lists)
+        else:
+            problem.tokens_q, problem.tokens_k = tokens_q, tokens_k
+        return problem
 
-    def options(self, threads, ranks):
-        s = self.spec
-        return make_options(
-            strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
-            bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel, host_tensors=s.host_tensors,
-            keep_o_float32=not s.host_tensors and not s.rounds_o, partials=s.partials,
-        )  # fmt: skip
+    def options(self, threads, ranks, device="cpu"):
+        return _options_of(self.spec.text, threads, ranks, device)
 
     def fields(self, backward):
         """What must be equal on all ranks: (name, value, text); the value of a text or a list is its hash, of others the text is None."""
@@ -145,20 +155,45 @@ class Call:
         ]
 
 
+@functools.lru_cache(maxsize=256)
+def _problem_of(text, batch, heads, kv_heads, head_dim, head_dim_v, dtype, alibi, sinks, ranks):
+    """Of no tokens."""
+    s = decode(text)
+    return make_problem(
+        batch=batch, tokens_q=0, tokens_k=0, heads=heads, kv_heads=kv_heads, head_dim=head_dim, head_dim_v=head_dim_v, dtype=dtype,
+        pattern=s.pattern, scale=s.scale, softcap=s.softcap, alibi=alibi, sinks=sinks, dropout=s.dropout,
+        ranks=ranks, sharding=s.sharding.kind if ranks > 1 else "contiguous",
+        sharding_k=s.sharding_k.kind if ranks > 1 else "contiguous", replicated_q=s.replicated_q and ranks > 1,
+    )  # fmt: skip
+
+
+@functools.lru_cache(maxsize=256)
+def _options_of(text, threads, ranks, device):
+    s = decode(text)
+    return make_options(
+        strategy=s.strategy if ranks > 1 else "auto", backward=s.backward, memory_budget=s.memory_budget,
+        bucket_rows=s.bucket_rows, threads=threads, kernel=s.kernel, device=device, host_tensors=s.host_tensors,
+        keep_o_float32=not s.host_tensors and not s.rounds_o, partials=s.partials,
+    )  # fmt: skip
+
+
 class Known:
     """What the first of many calls of one rank has found out for those after it: all have equal options, none host_tensors, and tensors q, k, v that
     differ in nothing but their strides and values."""
 
     def __init__(self, text):
         self.text = text
+        self.heads_first = decode(text).layout == "bhsd"
         self._calls = {}
 
     def call(self, q, k, v, alibi, sinks, lists, backward):
-        """Lists are in tensors, which have to be read."""
+        """q, k, v in the caller's layout. Lists are in tensors, which have to be read."""
         listless = lists[0] is lists[1] is lists[2] is lists[3] is lists[4] is None
         key = (backward, alibi is None, sinks is None)
         call = self._calls.get(key) if listless else None
         if call is None:
+            if self.heads_first:
+                q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
             call = Call(q, k, v, alibi, sinks, *lists, with_backward(self.text) if backward else self.text)
             if listless:
                 self._calls[key] = call

@@ -8,6 +8,7 @@ the library's emulation of a CUDA device, for tests: tensors of the CPU are its 
 """
 
 import contextlib
+import functools
 import os
 import re
 
@@ -169,6 +170,14 @@ class Place:
 
     def is_capturing(self):
         return self.kind == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+_place_of = functools.lru_cache(maxsize=64)(Place)
+
+
+def place(device, named, host_tensors=False):
+    """Streamed tensors may be for the current device, which is another one in another call."""
+    return Place(device, named, True) if host_tensors else _place_of(device, named)
 
 
 def handle_of(stream):

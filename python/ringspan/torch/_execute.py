@@ -95,10 +95,19 @@ def _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks):
     return gradients, dsinks, run
 
 
+def is_in_one(call, alibi, sinks, seed):
+    """Whether forward_alone() and backward_alone() take and give tensors in the caller's layout."""
+    return call.in_one and alibi is sinks is seed is None
+
+
+def _swapped(t):
+    return None if t is None else t.transpose(1, 2)
+
+
 def forward_alone(call, q, k, v, alibi, sinks, seed):
     """Of one rank: o, lse, and what is kept for backward or None."""
-    if call.in_one and alibi is sinks is seed is None:
-        return alone.run(call, 0, lambda session: session.forward_new(call.place.empty, call.results, q, k, v), None)
+    if is_in_one(call, alibi, sinks, seed):
+        return alone.run(call, 0, lambda session: session.forward_new(call.place.empty, call.new_results, call.heads_first, q, k, v), None)
     o, lse, saved, run = _forward(call, q, k, v, alibi, sinks)
     run(seed)
     return o, lse, saved
@@ -106,11 +115,17 @@ def forward_alone(call, q, k, v, alibi, sinks, seed):
 
 def backward_alone(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, seed):
     """Of one rank: dq, dk, dv, and dsinks or None."""
-    if call.in_one and not call.spec.rounds_o and alibi is sinks is seed is None:
-        given = (q, k, v, o, lse, d_out, dlse)
-        return *alone.run(call, 0, lambda session: session.backward_new(call.place.empty, call.gradients, given, saved), None), None
+    if is_in_one(call, alibi, sinks, seed):
+        if not call.spec.rounds_o:
+            given = (q, k, v, o, lse, d_out, dlse)
+            new, swapped = call.new_gradients, call.heads_first
+            return *alone.run(call, 0, lambda session: session.backward_new(call.place.empty, new, swapped, given, saved), None), None
+        if call.heads_first:
+            d_out, q, k, v, o = map(_swapped, (d_out, q, k, v, o))
     gradients, dsinks, run = _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks)
     run(0, seed)
+    if call.heads_first and is_in_one(call, alibi, sinks, seed):
+        gradients = map(_swapped, gradients)
     return *gradients, None if sinks is None else dsinks.to(sinks.device)
 
 
@@ -142,5 +157,5 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu
 
 
 __all__ = [
-    "backward", "backward_alone", "empty_number", "empty_rows", "empty_saved", "forward", "forward_alone", "keeps_o", "saved_bytes",
+    "backward", "backward_alone", "empty_number", "empty_rows", "empty_saved", "forward", "forward_alone", "is_in_one", "keeps_o", "saved_bytes",
 ]  # fmt: skip

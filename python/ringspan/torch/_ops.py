@@ -9,6 +9,7 @@ dispatcher would do nothing but pass ordinary tensors on to the kernel, attend()
 import torch
 from torch.autograd import forward_ad
 
+from .. import _core
 from ..errors import Unsupported
 from . import _execute
 from ._call import Known
@@ -80,58 +81,72 @@ def _dispatch_keys(*names):
     return bits
 
 
-_TYPES = (torch.Tensor, torch.nn.Parameter)  # of other classes __torch_function__ has to be asked
-try:
-    # All that the dispatcher sees in an ordinary tensor. What others have changes what is computed: meta, sparse, nested, quantized and fake
-    # tensors, those of functorch's transforms and of functionalization, views that negate or conjugate, zeros without memory.
-    _ORDINARY = _dispatch_keys("CPU", "CUDA", "ADInplaceOrView", "AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
-    from torch._C import DispatchKey, _dispatch_keys as _keys_of, _dispatch_tls_is_dispatch_key_excluded as _is_excluded
-    from torch._C import _get_tracing_state as _tracing, _len_torch_dispatch_stack as _dispatch_modes, _len_torch_function_stack as _function_modes
-    from torch._C._dynamo.eval_frame import get_eval_frame_callback as _compiler
-    from torch._C._functorch import maybe_current_level as _transform
-except (AttributeError, ImportError):  # a torch that does not tell
-    _ORDINARY = None
+def _ordinary_tensors():
+    """None: of a torch that does not tell."""
+    try:
+        # All that the dispatcher sees in an ordinary tensor. What others have changes what is computed: meta, sparse, nested, quantized and fake
+        # tensors, those of functorch's transforms and of functionalization, views that negate or conjugate, zeros without memory.
+        keys = _dispatch_keys("CPU", "CUDA", "ADInplaceOrView", "AutogradFunctionality", "AutogradCPU", "AutogradCUDA", "AutocastCPU", "AutocastCUDA")
+        from torch._C import _dispatch_keys as keys_of, _get_tracing_state, _len_torch_dispatch_stack, _len_torch_function_stack
+        from torch._C import _dispatch_tls_is_dispatch_key_excluded  # noqa: F401
+        from torch._C._dynamo.eval_frame import get_eval_frame_callback as compiler
+        from torch._C._functorch import maybe_current_level
+    except (AttributeError, ImportError):
+        return None
+    types = torch.Tensor, torch.nn.Parameter  # of other classes __torch_function__ has to be asked
+    quiet = (
+        lambda: compiler() is not None or forward_ad._current_level >= 0, _len_torch_dispatch_stack, _len_torch_function_stack,
+        _get_tracing_state, maybe_current_level,
+    )  # fmt: skip
+    return _core.Ordinary(types, keys_of, keys, quiet)
+
+
+ORDINARY = _ordinary_tensors()
+_AUTOGRAD = getattr(torch._C.DispatchKey, "AutogradFunctionality", None)
 
 
 def are_ordinary(*given):
     """Whether these, None left out, are tensors that lie in memory, and no compiler, mode, transform or tracer of torch wants to see what is done
     with them."""
-    if torch.compiler.is_compiling() or _ORDINARY is None:
-        return False
-    if _compiler() is not None or _dispatch_modes() or _function_modes() or _tracing() is not None or _transform() is not None:
-        return False
-    if forward_ad._current_level >= 0:
-        return False
-    for t in given:
-        if t is not None and (type(t) not in _TYPES or _keys_of(t).raw_repr() & ~_ORDINARY):
-            return False
-    return True
+    return not torch.compiler.is_compiling() and ORDINARY is not None and ORDINARY.all(*given)
+
+
+def _swapped(*tensors):
+    """Heads before tokens, or the other way round."""
+    return [t if t is None else t.transpose(1, 2) for t in tensors]
 
 
 class _Attention(torch.autograd.Function):
-    """keys: the dispatcher's, in an op, and spec its text; None: of attend(), which has no use for what only an op returns, and spec its Call."""
+    """keys: the dispatcher's, in an op, and spec its text; None: of attend(), which has no use for what only an op returns, and spec its Call,
+    whose tensors may be in the caller's layout."""
 
     @staticmethod
     def forward(ctx, keys, *inputs):
         q, k, v, alibi, sinks, *lists, seed, spec, group = inputs
         if keys is None:
             ctx.call, spec = spec, spec.spec
+            as_given = _execute.is_in_one(ctx.call, alibi, sinks, seed)
             o, lse, saved = _execute.forward_alone(ctx.call, q, k, v, alibi, sinks, seed)
             number = None
         else:
-            ctx.call, spec = None, decode(spec)
+            ctx.call, spec, as_given = None, decode(spec), False
             o, lse, saved, number = _below(keys, *inputs)
         ctx.set_materialize_grads(False)
-        # Where o was kept in float32 the rounded one is not read. Both ways save the same: a checkpoint may take another one when it computes again.
+        # Where o was kept in float32 the rounded one is not read. All ways save the same: a checkpoint may take another one when it computes again.
         keeps = _execute.keeps_o(spec, q)
-        ctx.save_for_backward(q, k, v, None if keeps else o, lse, saved if keeps else None, number if group else None,
+        ctx.swapped = spec.layout == "bhsd" and not as_given
+        # Of an output a view, whose base it would be, and which autograd would keep with this node: they would keep each other.
+        rows = q, k, v, None if keeps else o.detach() if ctx.swapped else o
+        ctx.save_for_backward(*(_swapped(*rows) if ctx.swapped else rows), lse, saved if keeps else None, number if group else None,
                               alibi, sinks, *lists, seed)  # fmt: skip
-        ctx.text, ctx.group = spec.text, group
+        ctx.text, ctx.group, ctx.heads_first = spec.text, group, spec.layout == "bhsd" and as_given
         return (o, lse) if keys is None else (o, lse, saved, number)
 
     @staticmethod
     def backward(ctx, d_out, dlse, *_):
         q, k, v, o, lse, saved, number, alibi, sinks, *lists, seed = ctx.saved_tensors
+        if ctx.swapped:
+            q, k, v, o = _swapped(q, k, v, o)
         if d_out is None:
             d_out = q.new_zeros((1, 1, 1, 1)).expand(*q.shape[:3], v.shape[3])
             d_out = d_out.contiguous()
@@ -143,9 +158,13 @@ class _Attention(torch.autograd.Function):
                 saved = _execute.empty_saved(q)
             if number is None:
                 number = _execute.empty_number(q, ctx.group)
+            if ctx.heads_first:
+                d_out, q, k, v, o = _swapped(d_out, q, k, v, o)
             dq, dk, dv, dsinks = torch.ops.ringspan.attention_backward(
                 d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, *lists, seed, ctx.text, ctx.group
             )
+            if ctx.heads_first:
+                dq, dk, dv = _swapped(dq, dk, dv)
         return (None, dq, dk, dv, None, dsinks if sinks is not None else None, *([None] * 8))
 
 
@@ -179,23 +198,30 @@ def _autograd(keys, q, k, v, alibi, sinks, *rest):
 
 def _attend_alone(q, k, v, alibi, sinks, lists, seed, known):
     # Below autograd, in another op for instance, the dispatcher would not come to ours.
-    backward = _need_gradients(q, k, v, alibi, sinks) and not _is_excluded(DispatchKey.AutogradFunctionality)
+    backward = _need_gradients(q, k, v, alibi, sinks) and not torch._C._dispatch_tls_is_dispatch_key_excluded(_AUTOGRAD)
     call = known.call(q, k, v, alibi, sinks, lists, backward)
-    if not backward:
-        return _execute.forward_alone(call, q, k, v, alibi, sinks, seed)[:2]
-    check_slopes(alibi)
-    return _apply(None, q, k, v, alibi, sinks, *lists, seed, call, "")
+    swaps = call.heads_first and not _execute.is_in_one(call, alibi, sinks, seed)
+    if swaps:
+        q, k, v = _swapped(q, k, v)
+    if backward:
+        check_slopes(alibi)
+        o, lse = _apply(None, q, k, v, alibi, sinks, *lists, seed, call, "")
+    else:
+        o, lse = _execute.forward_alone(call, q, k, v, alibi, sinks, seed)[:2]
+    return o.transpose(1, 2) if swaps else o, lse
 
 
-def attend(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec, group):
-    """o and lse. spec: a text, or of tensors q, k, v that are ordinary a Known."""
+def attend(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec, group, heads_first):
+    """o, in the layout of q, and lse. spec: a text, or of tensors q, k, v that are ordinary a Known."""
     if isinstance(spec, Known):
         none_else = alibi is sinks is cu_q is cu_k is len_q is len_k is start_k is seed is None
         if not group and (none_else or are_ordinary(alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed)):
             return _attend_alone(q, k, v, alibi, sinks, (cu_q, cu_k, len_q, len_k, start_k), seed, spec)
         spec = spec.text
+    if heads_first:
+        q, k, v = _swapped(q, k, v)
     o, lse, _, _ = attention_forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec, group)
-    return o, lse
+    return o.transpose(1, 2) if heads_first else o, lse
 
 
 def _backward_of_backward(ctx, *_):

@@ -125,11 +125,10 @@ class Alone:
         plans = self._plans.get(key)
         if plans is None:
             problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
-            options = call.options(key[1], ranks)
             on_cpu = call.place.kind == "cpu"
             # Alone the arena is torch's: its size must be known before there is a session. Names and partials are of the device's kernels.
-            if not on_cpu and (ranks == 1 or call.spec.kernel or call.spec.partials != "float32"):
-                options.device = "cuda"
+            on_device = not on_cpu and (ranks == 1 or call.spec.kernel or call.spec.partials != "float32")
+            options = call.options(key[1], ranks, "cuda" if on_device else "cpu")
             plans = [_core.make_plan(problem, options, rank, tuned=on_cpu) for rank in range(ranks)]
             self._plans.put(key, plans)
         return plans
