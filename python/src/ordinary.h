@@ -8,7 +8,7 @@
 
 namespace ringspan::python {
 
-// Asks torch through what it is given, which costs some 0.1 us per tensor. Needs the GIL.
+// Asks torch through what it is given: two calls per tensor. Needs the GIL.
 class Ordinary {
  public:
   // types: exact classes; keys_of(tensor).raw_repr(): the dispatcher's keys as bits, of which only those in `allowed` may be

@@ -11,7 +11,7 @@
 namespace ringspan::kernels::testing {
 namespace {
 
-// Normally distributed numbers, in their order. Drawing them took a third of the time of kernel tests, most of which have the
+// Normally distributed numbers, in their order. Drawing them takes long, and most kernel tests have the
 // same seed: those of the latest one are kept.
 class Normals {
  public:

@@ -12,7 +12,7 @@ import torch
 import ringspan
 import ringspan.torch as rt
 from ringspan import _core, _threads
-from ringspan.torch import _attention, _device, _execute, _ops
+from ringspan.torch import _attention, _device, _execute
 
 _TABLE = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
 
@@ -325,7 +325,7 @@ def test_no_view_is_made_of_heads_before_tokens(monkeypatch):
     tensors = _inputs("bhsd")
     rt.attention(*tensors, causal=True, layout="bhsd").sum().backward()
     views = []
-    monkeypatch.setattr(_ops, "_swapped", lambda *given: views.append(given))
+    monkeypatch.setattr(_execute, "swapped", lambda *given: views.append(given))
     o = rt.attention(*tensors, causal=True, layout="bhsd")
     o.sum().backward()
     assert o.is_contiguous() and not views

@@ -100,8 +100,9 @@ def is_in_one(call, alibi, sinks, seed):
     return call.in_one and alibi is sinks is seed is None
 
 
-def _swapped(t):
-    return None if t is None else t.transpose(1, 2)
+def swapped(*tensors):
+    """Heads before tokens, or the other way round."""
+    return [t if t is None else t.transpose(1, 2) for t in tensors]
 
 
 def forward_alone(call, q, k, v, alibi, sinks, seed):
@@ -118,14 +119,14 @@ def backward_alone(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks, seed
     if is_in_one(call, alibi, sinks, seed):
         if not call.spec.rounds_o:
             given = (q, k, v, o, lse, d_out, dlse)
-            new, swapped = call.new_gradients, call.heads_first
-            return *alone.run(call, 0, lambda session: session.backward_new(call.place.empty, new, swapped, given, saved), None), None
+            new, heads_first = call.new_gradients, call.heads_first
+            return *alone.run(call, 0, lambda session: session.backward_new(call.place.empty, new, heads_first, given, saved), None), None
         if call.heads_first:
-            d_out, q, k, v, o = map(_swapped, (d_out, q, k, v, o))
+            d_out, q, k, v, o = swapped(d_out, q, k, v, o)
     gradients, dsinks, run = _backward(call, d_out, dlse, q, k, v, o, lse, saved, alibi, sinks)
     run(0, seed)
     if call.heads_first and is_in_one(call, alibi, sinks, seed):
-        gradients = map(_swapped, gradients)
+        gradients = swapped(*gradients)
     return *gradients, None if sinks is None else dsinks.to(sinks.device)
 
 
@@ -158,4 +159,5 @@ def backward(d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, cu_q, cu
 
 __all__ = [
     "backward", "backward_alone", "empty_number", "empty_rows", "empty_saved", "forward", "forward_alone", "is_in_one", "keeps_o", "saved_bytes",
+    "swapped",
 ]  # fmt: skip

@@ -111,11 +111,6 @@ def are_ordinary(*given):
     return not torch.compiler.is_compiling() and ORDINARY is not None and ORDINARY.all(*given)
 
 
-def _swapped(*tensors):
-    """Heads before tokens, or the other way round."""
-    return [t if t is None else t.transpose(1, 2) for t in tensors]
-
-
 class _Attention(torch.autograd.Function):
     """keys: the dispatcher's, in an op, and spec its text; None: of attend(), which has no use for what only an op returns, and spec its Call,
     whose tensors may be in the caller's layout."""
@@ -137,7 +132,7 @@ class _Attention(torch.autograd.Function):
         ctx.swapped = spec.layout == "bhsd" and not as_given
         # Of an output a view, whose base it would be, and which autograd would keep with this node: they would keep each other.
         rows = q, k, v, None if keeps else o.detach() if ctx.swapped else o
-        ctx.save_for_backward(*(_swapped(*rows) if ctx.swapped else rows), lse, saved if keeps else None, number if group else None,
+        ctx.save_for_backward(*(_execute.swapped(*rows) if ctx.swapped else rows), lse, saved if keeps else None, number if group else None,
                               alibi, sinks, *lists, seed)  # fmt: skip
         ctx.text, ctx.group, ctx.heads_first = spec.text, group, spec.layout == "bhsd" and as_given
         return (o, lse) if keys is None else (o, lse, saved, number)
@@ -146,7 +141,7 @@ class _Attention(torch.autograd.Function):
     def backward(ctx, d_out, dlse, *_):
         q, k, v, o, lse, saved, number, alibi, sinks, *lists, seed = ctx.saved_tensors
         if ctx.swapped:
-            q, k, v, o = _swapped(q, k, v, o)
+            q, k, v, o = _execute.swapped(q, k, v, o)
         if d_out is None:
             d_out = q.new_zeros((1, 1, 1, 1)).expand(*q.shape[:3], v.shape[3])
             d_out = d_out.contiguous()
@@ -159,12 +154,12 @@ class _Attention(torch.autograd.Function):
             if number is None:
                 number = _execute.empty_number(q, ctx.group)
             if ctx.heads_first:
-                d_out, q, k, v, o = _swapped(d_out, q, k, v, o)
+                d_out, q, k, v, o = _execute.swapped(d_out, q, k, v, o)
             dq, dk, dv, dsinks = torch.ops.ringspan.attention_backward(
                 d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, *lists, seed, ctx.text, ctx.group
             )
             if ctx.heads_first:
-                dq, dk, dv = _swapped(dq, dk, dv)
+                dq, dk, dv = _execute.swapped(dq, dk, dv)
         return (None, dq, dk, dv, None, dsinks if sinks is not None else None, *([None] * 8))
 
 
@@ -202,7 +197,7 @@ def _attend_alone(q, k, v, alibi, sinks, lists, seed, known):
     call = known.call(q, k, v, alibi, sinks, lists, backward)
     swaps = call.heads_first and not _execute.is_in_one(call, alibi, sinks, seed)
     if swaps:
-        q, k, v = _swapped(q, k, v)
+        q, k, v = _execute.swapped(q, k, v)
     if backward:
         check_slopes(alibi)
         o, lse = _apply(None, q, k, v, alibi, sinks, *lists, seed, call, "")
@@ -219,7 +214,7 @@ def attend(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec,
             return _attend_alone(q, k, v, alibi, sinks, (cu_q, cu_k, len_q, len_k, start_k), seed, spec)
         spec = spec.text
     if heads_first:
-        q, k, v = _swapped(q, k, v)
+        q, k, v = _execute.swapped(q, k, v)
     o, lse, _, _ = attention_forward(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec, group)
     return o.transpose(1, 2) if heads_first else o, lse
 
