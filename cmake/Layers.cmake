@@ -9,8 +9,8 @@
 # is core, but for files called *_slow_test.cc, which are slow instead.
 include_guard(GLOBAL)
 
-# Not core under ThreadSanitizer: pure functions, and memory, which runs what other tests run, at larger sizes.
-set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|memory|kernels_property)_")
+# Not core under ThreadSanitizer: pure functions.
+set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|kernels_property)_")
 set(RINGSPAN_TEST_KINDS property parity gradient faults conformance errors)
 
 add_library(ringspan_options INTERFACE)

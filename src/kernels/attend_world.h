@@ -94,6 +94,10 @@ class Tensor {
   std::vector<std::byte> bytes_;
 };
 
+// Of normally distributed values.
+Tensor random_tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width,
+                     bool rows_inner, std::uint64_t seed, std::int64_t gap = 3);
+
 // A task in terms of rows of the world's tensors.
 struct Part {
   std::int64_t batch_first = 0, batch_count = 1;

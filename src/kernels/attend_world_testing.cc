@@ -52,6 +52,15 @@ bool Tensor::gaps_intact() const {
   return std::memcmp(gaps.data(), pattern.data(), gaps.size()) == 0;
 }
 
+Tensor random_tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width,
+                     bool rows_inner, std::uint64_t seed, std::int64_t gap) {
+  Tensor tensor(dtype, batch, rows, heads, width, rows_inner, gap);
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  tensor.for_each([&](auto b, auto r, auto h, auto e) { tensor.set(b, r, h, e, normal(random)); });
+  return tensor;
+}
+
 std::string Spec::describe() const {
   return std::string(to_string(dtype)) + " batch " + std::to_string(batch) + " kv_heads " + std::to_string(kv_heads) +
          " group " + std::to_string(group) + " n_q " + std::to_string(n_q) + " n_k " + std::to_string(n_k) + " d " +

@@ -3,23 +3,12 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
-#include <random>
 #include <vector>
 
 #include "kernels/attend_world.h"
 
 namespace ringspan::kernels::testing {
 namespace {
-
-// A tensor of random values; its rows are the operand of one task.
-Tensor random_tensor(DType dtype, std::int64_t batch, std::int64_t rows, std::int64_t heads, std::int64_t width,
-                     bool rows_inner, std::uint64_t seed, std::int64_t pad = 3) {
-  Tensor tensor(dtype, batch, rows, heads, width, rows_inner, pad);
-  std::mt19937_64 random(seed);
-  std::normal_distribution<double> normal;
-  tensor.for_each([&](auto b, auto r, auto h, auto e) { tensor.set(b, r, h, e, normal(random)); });
-  return tensor;
-}
 
 Operand operand(Tensor& tensor, DType dtype) {
   return {tensor.at(0, 0, 0), dtype, tensor.batch_stride, tensor.row_stride, tensor.head_stride};
