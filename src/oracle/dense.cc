@@ -137,7 +137,8 @@ class Dense {
       }
     }
     if (!problem_.sinks) return;
-    sink_bounds_[static_cast<std::size_t>(h)].add(engine_.dsink_size, engine_.dsink_size, engine_.slack, 0);
+    const double factor = engine_.dsink_factor;
+    sink_bounds_[static_cast<std::size_t>(h)].add(engine_.dsink_size, engine_.dsink_size, engine_.slack, factor, factor);
   }
 
   // A finished query head enters its kv head, rounded first where gradients of a repeated key would be.

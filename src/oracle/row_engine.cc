@@ -163,7 +163,7 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
     for (std::size_t c = 0; c < d_out_.size(); ++c) state.d_out[c] = Policy::round(output_scale_ * state.weight * d_out_[c]);
     state.d_out_norms = norms_of(state.d_out.data(), problem_.head_dim_v);
     state.dp.resize(count);
-    state.ds_size.resize(count);
+    state.ds_slope.resize(count);
     dot_rows(state.d_out.data(), block.v.data(), o.size(), keys, state.dp.data());
     Real delta = 0;
     for (std::size_t x = 0; x < count; ++x) {
@@ -178,14 +178,14 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
       Real ds = Policy::round(Policy::round(state.p[x] * (state.dp[x] - delta)) + through_lse);
       if (softcap_ > 0) ds = Policy::round(ds * (1 - (capped / softcap_) * (capped / softcap_)));
       state.ds[x] = Policy::round(scale_ * ds);
-      state.ds_size[x] = std::abs(static_cast<double>(scale_)) * static_cast<double>(state.p[x]) *
-                         (std::abs(static_cast<double>(state.dp[x])) + std::abs(static_cast<double>(delta)) +
-                          std::abs(static_cast<double>(d_lse_)));
+      state.ds_slope[x] = std::abs(static_cast<double>(scale_)) *
+                          (std::abs(static_cast<double>(state.dp[x])) + std::abs(static_cast<double>(delta)) +
+                           std::abs(static_cast<double>(d_lse_)));
     }
     gather_rows(state.ds.data(), block.k.data(), q.size(), keys, dq.data());
   }
   for (Real& value : dq) value = Policy::round(value);
-  dsink_size = 0;
+  dsink_size = dsink_factor = 0;
   if (sink_ == minus_infinity<Real>()) return;
   // The weights of several states are detached, so that only lse reaches the sink.
   if (states.size() > 1) sink_delta = 0;
@@ -193,12 +193,13 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
   dsink = Policy::round(p * (d_lse_ - sink_delta));
   dsink_size = static_cast<double>(p) *
                (do_norms.two * norms_of(o.data(), problem_.head_dim_v).two + std::abs(static_cast<double>(d_lse_)));
+  if (inputs_.rounded_o && states.size() == 1) dsink_factor = static_cast<double>(p) * do_norms.two;
 }
 
 // Absolute errors, bounded by norms. Errors of different keys are independent: they add up like the root of their squares.
 //   o     every p is rounded to the dtype once, and in float32 has a relative error of `slack` units; the sum itself and what
 //         all p have in common (the largest score, the sum of p) go with the result; a p that is no normal number may count as
-//         0
+//         0, whatever it is multiplied with
 //   lse   the error of the scores plus that of the sum
 // slack counts float32 roundings: of exp and the like, of a sum of n terms (sqrt(n)), of the score in both passes.
 template <typename Policy>
@@ -208,7 +209,7 @@ void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<con
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       k_two = std::max(k_two, block.k_norms[visible[s].keys[x]].two);
       v_max = std::max(v_max, block.v_norms[visible[s].keys[x]].max);
-      v_sum += 1 + block.v_norms[visible[s].keys[x]].max;
+      v_sum += 1 + static_cast<double>(keep_scale_) * block.v_norms[visible[s].keys[x]].max;
       v_squares += block.v_norms[visible[s].keys[x]].max * block.v_norms[visible[s].keys[x]].max;
       const double p = static_cast<double>(states[s].weight) * static_cast<double>(states[s].dropped_p[x]);
       squares += p * p;
@@ -225,7 +226,8 @@ void RowEngine<Policy>::bound_outputs(const KeyBlock<Real>& block, std::span<con
 }
 
 // dq = sum ds k, likewise; an error of delta is the same for all keys of the row, so that it does not average out. delta is
-// made from an o that sums rounded p, and so has an error of its own even where o is kept in float32.
+// made from an o that sums rounded p, and so has an error of its own even where o is kept in float32; where it is not, each of
+// its elements is off by half a step at least.
 template <typename Policy>
 void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<const Visible> visible) {
   double k_max = 0, k_sum = 0, k_squares = 0, rounded = 0, sizes = 0, through_delta = 0;
@@ -233,13 +235,14 @@ void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<c
     State& state = states[s];
     const double product = state.d_out_norms.two * norms_of(state.o.data(), problem_.head_dim_v).two;
     const double unit = 8.0 * kFloat32 + (inputs_.rounded_o ? unit_roundoff(problem_.dtype) : 0.0);
+    const double step = inputs_.rounded_o ? smallest_step(problem_.dtype) : 0.0;
     double probability = 0, squares = 0;
     for (std::size_t x = 0; x < visible[s].keys.size(); ++x) {
       const std::size_t key = visible[s].keys[x];
       k_max = std::max(k_max, block.k_norms[key].max);
-      k_sum += 1 + block.k_norms[key].max;
+      k_sum += 1 + block.k_norms[key].max * (1 + state.ds_slope[x]);
       k_squares += block.k_norms[key].max * block.k_norms[key].max;
-      rounded += state.ds_size[x] * state.ds_size[x];
+      rounded += state.ds_size(x) * state.ds_size(x);
       const double size = pair_size(block, s, x, key);
       sizes += size * size;
       probability += static_cast<double>(state.p[x]);
@@ -247,7 +250,7 @@ void RowEngine<Policy>::bound_gradients(const KeyBlock<Real>& block, std::span<c
       squares += part * part;
     }
     state.delta_error =
-        unit * product + state.d_out_norms.two * o_error_ + 2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares);
+        unit * product + state.d_out_norms.two * (o_error_ + step) + 2.0 * unit_roundoff(problem_.dtype) * std::sqrt(squares);
     through_delta += std::abs(static_cast<double>(scale_)) * state.delta_error * probability;
   }
   dq_floor =
@@ -261,7 +264,7 @@ template <typename Policy>
 double RowEngine<Policy>::pair_size(const KeyBlock<Real>& block, std::size_t s, std::size_t x, std::size_t key) const {
   const State& state = states[s];
   const double product = state.d_out_norms.two * static_cast<double>(keep_scale_) * block.v_norms[key].two;
-  return state.ds_size[x] + std::abs(static_cast<double>(scale_)) * static_cast<double>(state.p[x]) * product;
+  return state.ds_size(x) + std::abs(static_cast<double>(scale_)) * static_cast<double>(state.p[x]) * product;
 }
 
 template <typename Policy>
@@ -269,10 +272,10 @@ void RowEngine<Policy>::add_key_bounds(const KeyBlock<Real>& block, std::size_t 
                                        ColumnBound& dk, ColumnBound& dv) const {
   const double through_delta =
       std::abs(static_cast<double>(scale_)) * static_cast<double>(states[s].p[x]) * states[s].delta_error;
-  dk.add((states[s].ds_size[x] + through_delta / unit_roundoff(problem_.dtype)) * q_norms.max,
-         pair_size(block, s, x, key) * q_norms.max, slack, q_norms.max);
+  dk.add((states[s].ds_size(x) + through_delta / unit_roundoff(problem_.dtype)) * q_norms.max,
+         pair_size(block, s, x, key) * q_norms.max, slack, q_norms.max, q_norms.max * (1 + states[s].ds_slope[x]));
   const double size = static_cast<double>(states[s].dropped_p[x]) * states[s].d_out_norms.max;
-  dv.add(size, size, slack, states[s].d_out_norms.max);
+  dv.add(size, size, slack, states[s].d_out_norms.max, static_cast<double>(keep_scale_) * states[s].d_out_norms.max);
 }
 
 template class RowEngine<Exact>;

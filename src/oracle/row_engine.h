@@ -134,10 +134,10 @@ struct ColumnBound {
   double slack = 0;    // squares of contributions' bounds times the slack of their query row
   double terms = 0;
   double most_slack = 0;
-  double factors = 0;  // what the coefficients of the contributions are multiplied with
-  double factor_squares = 0;
-  void add(double contribution, double bound, double row_slack, double factor) {
-    factors += 1 + factor;
+  double factor_squares = 0;  // of what the coefficients of the contributions are multiplied with
+  double flushed = 0;         // what contributions lose, in smallest normal numbers, where their factors count as 0
+  void add(double contribution, double bound, double row_slack, double factor, double flushed_factor) {
+    flushed += 1 + flushed_factor;
     factor_squares += factor * factor;
     rounded += contribution * contribution;
     slack += bound * row_slack * bound * row_slack;
@@ -147,7 +147,7 @@ struct ColumnBound {
   double floor(DType dtype, double largest_result) const {
     const double sum = std::sqrt(terms) * std::sqrt(rounded) + (std::sqrt(terms) + most_slack) * largest_result;
     return 2.0 * unit_roundoff(dtype) * std::sqrt(rounded) + 0x1p-24 * (std::sqrt(slack) + sum) +
-           smallest_step(dtype) * (1 + std::sqrt(factor_squares)) + kSmallestNormal * factors;
+           smallest_step(dtype) * (1 + std::sqrt(factor_squares)) + kSmallestNormal * flushed;
   }
 };
 
@@ -163,11 +163,12 @@ class RowEngine {
 
   struct State {
     std::vector<Real> score, p, dropped_p, dp, ds;  // per visible key; ds includes the scale
-    std::vector<double> ds_size;                    // per visible key: scale p (|dp| + |delta| + |dlse|)
+    std::vector<double> ds_slope;                   // per visible key: scale (|dp| + |delta| + |dlse|)
     std::vector<Real> o, d_out;                     // of the state alone; d_out includes its weight and output scale
     Norms d_out_norms;
     Real max = 0, sum = 0, lse = 0, weight = 1;
     double delta_error = 0;  // to be expected
+    double ds_size(std::size_t x) const { return static_cast<double>(p[x]) * ds_slope[x]; }
   };
 
   RowEngine(const Problem& problem, const Inputs& inputs, bool backward);
@@ -184,7 +185,7 @@ class RowEngine {
   Real lse = 0, dsink = 0;
   std::vector<State> states;
   Norms q_norms, do_norms;
-  double o_floor = 0, lse_floor = 0, dq_floor = 0, dsink_size = 0;
+  double o_floor = 0, lse_floor = 0, dq_floor = 0, dsink_size = 0, dsink_factor = 0;
   double slack = 0;  // relative error to be expected of a float32 probability, in units of 2^-24
 
  private:

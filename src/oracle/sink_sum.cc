@@ -59,7 +59,7 @@ SinkSums dsinks_of_outputs(const Problem& problem, const Inputs& inputs, const V
         const auto head = static_cast<std::size_t>(h);
         result.dsinks.values[head] += part.value;
         const double slack = dot_slack + std::abs(sink) + std::abs(static_cast<double>(lse[at]));
-        bounds[head].add(part.spread, part.size, slack, part.factor);
+        bounds[head].add(part.spread, part.size, slack, part.factor, part.factor);
         if (!std::isfinite(part.value) && not_finite[head]++ == 0) result.not_finite.push_back({b, h, i});
       }
     }

@@ -49,6 +49,14 @@ class Verify(unittest.TestCase):
         for line in ("nq=0 h=2 d=4 p=3", "nq=5 nk=0 h=2 d=4 p=2", "nq=0 nk=5 h=2 d=4 p=2", "nq=2 h=1 d=4 p=7"):
             self.expect(0, line)
 
+    def test_right_results_next_to_the_smallest_numbers_pass(self):
+        # sinks that leave an o without normal numbers of float16, from which delta is made
+        for data in (1, 7, 12):
+            self.expect(0, f"nq=36 nk=7 h=7 hkv=1 d=16 dv=80 dtype=float16 sinks=1 softcap=20 scale=-1 keep_o=0 gain=50 data={data}")
+        # probabilities below the smallest normal number, which kernels take for 0, with gradients of some thousands
+        for ranks in (1, 2):
+            self.expect(0, f"b=4 nq=120 nk=198 h=12 hkv=3 d=64 dtype=bfloat16 pattern=window:3,-1 p={ranks} scale=-1 gain=5 data=82001")
+
     def test_large_problems_are_sampled(self):
         done = self.expect(0, "nq=40000 h=2 d=64 p=2 pattern=window:512,0 strategy=ring", "--json")
         report = json.loads(done.stdout)["problems"][0]
