@@ -17,12 +17,14 @@ namespace ringspan::internal {
 namespace {
 
 constexpr int kAllRanks = 16;                    // so many ranks are all looked at, however long it takes ...
-constexpr std::size_t kFewRanks = 8;             // ... of more at least so many, and those that have the most of something ...
-constexpr std::int64_t kEnoughEffort = 200'000;  // ... and as many others as this allows
+constexpr std::size_t kFewRanks = 8;             // ... of more so many, and those that have the most of something ...
+constexpr std::int64_t kEnoughEffort = 200'000;  // ... and as many others as this allows, ...
+constexpr std::int64_t kMuchEffort = 1'000'000;  // ... but none after this
 constexpr std::int64_t kAutoBuckets = 32;        // a chunk travels in about this many buckets ...
 constexpr std::int64_t kAutoBucketRows = 256;    // ... of at least this many rows, twice as many of 16 bits, unless measured
 constexpr std::int64_t kAutoBucketRowsOnDevice = 8192;  // ... there: between two buckets the host waits, for some 0.1 ms
 constexpr std::int64_t kSmallestBucketRows = 16;
+constexpr std::int64_t kWorthHalving = 256;      // nor halved where that saved no more than this part of a rank's bytes
 constexpr std::int64_t kAutoPieceRows = 16'384;  // from the host: more than hide their copies, see docs/cuda.md ...
 constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this, over the root of the ranks
 
@@ -88,7 +90,7 @@ struct Candidate {
 
   // The most of the ranks that were looked at.
   Int128 nanoseconds = 0;
-  std::int64_t bytes = 0;
+  std::int64_t bytes = 0, bytes_before = 0;  // with a bucket twice as large
   MemoryLine dominating;
   int looked_at = 0;
   std::size_t next = 0;  // of the order
@@ -222,6 +224,7 @@ class Chooser {
 
   bool is_known(const Candidate& candidate) const {
     if (candidate.looked_at == setting_.ranks()) return true;
+    if (setting_.ranks() > kAllRanks && candidate.effort >= kMuchEffort) return true;
     return candidate.looked_at > 0 && candidate.next >= always_ && candidate.effort >= kEnoughEffort;
   }
 
@@ -259,12 +262,16 @@ class Chooser {
   // The same with half the bucket, of which nothing is known yet; false where there is none.
   bool shrink(Candidate& candidate) {
     if (!candidate.may_shrink || candidate.bucket_rows <= kSmallestBucketRows) return false;
+    // The next time saves half as much, for twice as many stages.
+    const bool has_halved = candidate.bytes_before > 0;
+    if (has_halved && candidate.bytes_before - candidate.bytes <= candidate.bytes / kWorthHalving) return false;
     use(candidate);
     setting_.bucket_rows = std::max(kSmallestBucketRows, candidate.bucket_rows / 2);
     if (setting_.last_stage() > setting_.most_stages()) return false;
     candidate.bucket_rows = setting_.bucket_rows;
     candidate.bucket_source = SizeSource::budget;
     candidate.nanoseconds = candidate.least;
+    candidate.bytes_before = candidate.bytes;
     candidate.bytes = candidate.effort = 0;
     candidate.looked_at = 0;
     candidate.next = 0;

@@ -19,11 +19,13 @@ std::int64_t flops_per_pair(const Problem& problem, Pass pass) {
 namespace {
 
 constexpr Int128 kNanoseconds = 1'000'000'000;
+constexpr Int128 kMostSeconds = Int128{1} << 90;  // sums of a few such times are in range, too
 
 }  // namespace
 
 Int128 nanoseconds_of(Int128 flops, const CostModel& cost) {
   const Int128 seconds = flops / cost.flops_per_second;  // apart, so that the product stays in range
+  if (seconds > kMostSeconds) return kMostSeconds * kNanoseconds;
   return seconds * kNanoseconds + flops % cost.flops_per_second * kNanoseconds / cost.flops_per_second;
 }
 

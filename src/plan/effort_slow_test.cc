@@ -5,6 +5,7 @@
 #include "plan/choose.h"
 #include "plan/plan_data.h"
 #include "plan/route.h"
+#include "ringspan/error.h"
 #include "ringspan/plan.h"
 
 namespace ringspan {
@@ -183,8 +184,19 @@ TEST(Effort, IsTheSameOnAllMachines) {
 // More ranks than there is time to look at.
 TEST(Effort, ChoosingEnds) {
   const internal::Choice choice = internal::choose(long_net(10'000'000, 1000, "causal"), {});
-  EXPECT_GE(choice.ranks_looked_at, 8);
+  EXPECT_GE(choice.ranks_looked_at, 2);
   EXPECT_LE(choice.plans, 20);
+  EXPECT_LE(internal::choose(long_net(1'000'000'000, 10'000, "causal"), {}).plans, 8);
+}
+
+// A budget that nothing fits: the smallest plan is found without buckets of a few rows, of which there would be millions.
+TEST(Effort, ABudgetEnds) {
+  PlanOptions options;
+  options.memory_budget = 1;
+  const Problem p = long_net(100'000'000, 64, "causal");
+  EXPECT_THROW(internal::choose(p, options), OutOfBudget);
+  options.strategy = Strategy::ring;
+  EXPECT_THROW(internal::choose(p, options), OutOfBudget);
 }
 
 }  // namespace
