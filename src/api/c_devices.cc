@@ -76,7 +76,7 @@ int32_t ringspan_comm_create_threads_on(const char* const* devices, int32_t rank
     std::vector<std::string> names;
     for (int32_t rank = 0; rank < ranks; ++rank) names.emplace_back(&require(devices[rank], "devices of a rank"));
     std::vector<std::unique_ptr<ringspan_comm>> made;
-    for (auto& communicator : ringspan::make_thread_world(names)) {
+    for (auto& communicator : ranks < 1 ? ringspan::make_thread_world(ranks) : ringspan::make_thread_world(names)) {
       made.push_back(std::make_unique<ringspan_comm>(ringspan_comm{std::move(communicator)}));
     }
     for (std::size_t rank = 0; rank < made.size(); ++rank) comms[rank] = made[rank].release();

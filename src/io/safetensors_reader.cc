@@ -5,10 +5,14 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <mutex>
+#include <string>
+#include <string_view>
 #include <tuple>
+#include <vector>
 
 #include "io/safetensors_header.h"
 #include "ringspan/error.h"
@@ -94,9 +98,12 @@ const TensorInfo* SafetensorsReader::find(std::string_view name) const {
 
 const TensorInfo& SafetensorsReader::at(std::string_view name) const {
   if (const TensorInfo* tensor = find(name)) return *tensor;
+  if (tensors().empty()) throw InvalidArgument(fmt::format("{}: has no tensor '{}', and no other", path(), name));
+  constexpr std::size_t kNamed = 16;
   std::vector<std::string_view> names;
-  for (const TensorInfo& tensor : tensors()) names.push_back(tensor.name);
-  throw InvalidArgument(fmt::format("{}: has no tensor '{}', only: {}", path(), name, fmt::join(names, ", ")));
+  for (std::size_t i = 0; i < std::min(tensors().size(), kNamed); ++i) names.push_back(tensors()[i].name);
+  const std::string more = tensors().size() > kNamed ? fmt::format(" and {} more", tensors().size() - kNamed) : "";
+  throw InvalidArgument(fmt::format("{}: has no tensor '{}', only: {}{}", path(), name, fmt::join(names, ", "), more));
 }
 
 std::span<const std::byte> SafetensorsReader::raw(const TensorInfo& tensor) const {

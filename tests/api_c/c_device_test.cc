@@ -412,6 +412,8 @@ TEST(CDevice, ErrorsOfWorlds) {
   const char* unknown = "gpu";
   expect_error(ringspan_comm_create_threads_on(nullptr, 1, &comm), RINGSPAN_INVALID_ARGUMENT, "devices is null");
   expect_error(ringspan_comm_create_threads_on(&unknown, 1, &comm), RINGSPAN_INVALID_ARGUMENT, "unknown device 'gpu'");
+  expect_error(ringspan_comm_create_threads_on(&unknown, -1, &comm), RINGSPAN_INVALID_ARGUMENT,
+               "ranks (-1) must be at least 1");
   expect_error(ringspan_comm_create_nccl(nullptr, nullptr, &comm), RINGSPAN_INVALID_ARGUMENT, "host is null");
   ringspan_comm* host = nullptr;
   ASSERT_EQ(ringspan_comm_create_threads(1, &host), RINGSPAN_OK);

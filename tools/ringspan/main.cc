@@ -136,7 +136,9 @@ int run_guarded(const std::function<int()>& body) {
     const char* what = std::ferror(stdout) != 0 ? "standard output" : "the system refuses what this needs";
     return failed(kInputOutput, fmt::format("{}: {}", what, error.what()));
   } catch (const std::bad_alloc&) {
-    return failed(kOutOfMemory, "out of memory: use more ranks, --memory, or `run --sequential`");
+    return failed(
+        kOutOfMemory,
+        "out of memory: a rank takes less with more ranks, --memory or `run --sequential`, and planning with fewer ranks");
   } catch (const std::exception& error) {
     return failed(kInternal, fmt::format("internal error, please report it: {}", error.what()));
   }

@@ -256,7 +256,10 @@ Verification run_case(const VerifyCase& test, const VerifySetting& setting) {
   test.problem.validate();
   PlanOptions options = with_tuned_file(test.problem, test.options);  // as Attention would
   if (setting.memory_budget > 0) options.memory_budget = setting.memory_budget;
-  make_plan(test.problem, options, 0);  // refuses before anything is filled
+  {
+    const EndAtSignal interruptible;      // planning does not ask, and nothing has to be cleaned up
+    make_plan(test.problem, options, 0);  // refuses before anything is filled
+  }
   const Whole whole(test);
   const RankBody body = [&](Communicator& communicator) {
     throw_if_interrupted();
