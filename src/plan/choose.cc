@@ -20,6 +20,7 @@ constexpr int kAllRanks = 16;                    // so many ranks are all looked
 constexpr std::size_t kFewRanks = 8;             // ... of more so many, and those that have the most of something ...
 constexpr std::int64_t kEnoughEffort = 200'000;  // ... and as many others as this allows, ...
 constexpr std::int64_t kMuchEffort = 1'000'000;  // ... but none after this
+constexpr std::int64_t kMostSlices = 4'000'000;  // whose pairs are counted, rank by rank; more are estimated
 constexpr std::int64_t kAutoBuckets = 32;        // a chunk travels in about this many buckets ...
 constexpr std::int64_t kAutoBucketRows = 256;    // ... of at least this many rows, twice as many of 16 bits, unless measured
 constexpr std::int64_t kAutoBucketRowsOnDevice = 8192;  // ... there: between two buckets the host waits, for some 0.1 ms
@@ -48,22 +49,6 @@ void resolve_bucket(Setting& setting) {
   const std::int64_t least = measured > 0 ? measured : standard;
   setting.bucket_source = measured > 0 && measured >= share ? SizeSource::tuned : SizeSource::standard;
   setting.bucket_rows = std::min(rows, std::max(least, share));
-}
-
-// The ranks in the order in which they are looked at: those that have the most of something, then the others, each far from all
-// before it and in step with no period of a pattern (multiples of the golden ratio, modulo 1).
-std::vector<int> looking_order(const std::vector<int>& first, int ranks) {
-  std::vector<int> order = first;
-  std::vector<bool> is_in(static_cast<std::size_t>(ranks));
-  for (const int rank : first) is_in[static_cast<std::size_t>(rank)] = true;
-  std::uint64_t place = 0;
-  while (order.size() < is_in.size()) {
-    place += 0x9e3779b97f4a7c15u;
-    const auto rank = static_cast<std::size_t>(((place >> 32) * static_cast<std::uint64_t>(ranks)) >> 32);
-    if (!is_in[rank]) order.push_back(static_cast<int>(rank));
-    is_in[rank] = true;
-  }
-  return order;
 }
 
 // What making a plan took, about in microseconds: counted in what does not depend on a rank's kernels, as launches do, since
@@ -194,9 +179,9 @@ class Chooser {
 
   // What every candidate takes at least, and in which order ranks are looked at.
   void prepare() {
-    const Loads loads(setting_);
+    const Loads loads(setting_, kMostSlices);
     const std::vector<int> extremes = loads.extremes();
-    order_ = looking_order(extremes, setting_.ranks());
+    order_ = spread_ranks(extremes, setting_.ranks());
     always_ = setting_.ranks() <= kAllRanks ? order_.size() : std::max(extremes.size(), kFewRanks);
     for (Candidate& candidate : open_) {
       use(candidate);

@@ -189,6 +189,9 @@ TEST(Effort, ChoosingEnds) {
   EXPECT_LE(internal::choose(long_net(1'000'000'000, 10'000, "causal"), {}).plans, 8);
 }
 
+// More slices than there is time to count.
+TEST(Effort, CountingPairsEnds) { EXPECT_LE(internal::choose(long_net(std::int64_t{1} << 38, 4096), {}).plans, 8); }
+
 // A budget that nothing fits: the smallest plan is found without buckets of a few rows, of which there would be millions.
 TEST(Effort, ABudgetEnds) {
   PlanOptions options;

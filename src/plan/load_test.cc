@@ -40,5 +40,27 @@ TEST(Loads, KnowTheExtremes) {
   EXPECT_EQ(Loads(choose(problem, options).setting).extremes(), (std::vector<int>{0, 3, 7}));
 }
 
+// Of a pattern with more slices than may be looked at, all ranks count as those that were.
+TEST(Loads, AreEstimatedFromSomeRanks) {
+  Problem problem;
+  problem.tokens_q = problem.tokens_k = 1 << 20;
+  problem.ranks = 512;
+  problem.heads = problem.kv_heads = 8;
+  problem.pattern = Pattern::parse("dilated:2048x1,4096x2");
+  PlanOptions options;
+  for (const Strategy strategy : {Strategy::ring, Strategy::local, Strategy::ulysses}) {
+    options.strategy = strategy;
+    if (strategy == Strategy::ulysses) problem.ranks = 8;
+    const Setting setting = choose(problem, options).setting;
+    const Loads all(setting), some(setting, 100);
+    EXPECT_EQ(all.ranks_looked_at(), problem.ranks);
+    EXPECT_LT(some.ranks_looked_at(), problem.ranks);
+    for (const int rank : {0, problem.ranks - 1}) {
+      const Assignment assignment = strategy_row(strategy).assign(setting, rank);
+      EXPECT_EQ(some.pairs(assignment), all.pairs(assignment)) << to_string(strategy) << " rank " << rank;
+    }
+  }
+}
+
 }  // namespace
 }  // namespace ringspan::internal
