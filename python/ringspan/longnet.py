@@ -82,7 +82,12 @@ def _refuse(names, own):
 
 _PATTERN = {"pattern": "it follows from segment_lengths, dilation_rates and is_causal"}
 _MADE = {**_PATTERN, "dropout_p": "it is attention_dropout= here, dropout= of the modules around it"}
-_LAYOUT = {"layout": "x is (batch, tokens, embed_dim)"}
+_LAYER = {"layout": "x is (batch, tokens, embed_dim)", "return_lse": "the layer gives its output and None"}
+
+
+def _refuse_of_layer(options):
+    if "layout" in options or "return_lse" in options:
+        _refuse(options, _LAYER)
 
 
 class Options:
@@ -150,9 +155,11 @@ class MultiheadDilatedAttention(nn.Module):
     def __init__(self, embed_dim, num_heads, dilation_rates, segment_lengths, dropout=0.0, bias=True, layer_norm=True,
                  layer_norm_eps=1e-5, gamma_init=1.0, device=None, dtype=None, *, num_kv_heads=None, rope_base=None, **attention):  # fmt: skip
         super().__init__()
-        if "layout" in attention:
-            _refuse(attention, _LAYOUT)
+        _refuse_of_layer(attention)
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
+        for name, heads in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
+            if heads < 1:
+                raise InvalidArgument(f"{name} ({heads}) must be at least 1")
         if embed_dim % num_heads:
             raise InvalidArgument(f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads})")
         if num_heads % kv_heads:
@@ -182,8 +189,7 @@ class MultiheadDilatedAttention(nn.Module):
 
     def forward(self, query, key=None, value=None, is_causal=False, *, positions=None, **options):
         """(output, None), as nn.MultiheadAttention; key and value default to query and key."""
-        if "layout" in options:
-            _refuse(options, _LAYOUT)
+        _refuse_of_layer(options)
         key = query if key is None else key
         value = key if value is None else value
         q = self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim))
@@ -215,7 +221,8 @@ class MultiheadDilatedAttention(nn.Module):
                     "positions are needed: tokens of a shard do not stand at 0, 1, 2, ...; give Sharding.positions(), or a Sharding in "
                     f"place of '{sharding}'"
                 )
-            rank = group.get_local_rank() if hasattr(group, "get_local_rank") else dist.get_rank(group)
+            # A process group first: torch.compile cannot ask one what it has.
+            rank = dist.get_rank(group) if isinstance(group, dist.ProcessGroup) else group.get_local_rank()
             return sharding.positions(rank)
         return torch.arange(q.shape[1], device=q.device)
 

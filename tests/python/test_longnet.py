@@ -149,6 +149,8 @@ def test_multihead_is_its_parts_and_can_be_copied():
         (lambda: DilatedAttention((8,), (1,), dropout_p=0.1), "'dropout_p' cannot be given here: it is attention_dropout="),
         (lambda: LongNetBlock(32, 4, (8,), (1,), pattern="full"), "'pattern' cannot be given here"),
         (lambda: LongNetBlock(32, 4, (8,), (1,), layout="bhsd"), "'layout' cannot be given here: x is"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), return_lse=True), "'return_lse' cannot be given here: the layer gives"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,))(torch.randn(1, 8, 32), return_lse=True), "'return_lse' cannot be given here"),
         (lambda: LongNetBlock(32, 4, (8,), (1,))(torch.randn(1, 8, 32), pattern="full"), "'pattern' cannot be given here"),
         (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,))(torch.randn(1, 8, 32), layout="bhsd"), "'layout' cannot be given here"),
         (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,))(torch.randn(1, 8, 32), key_padding_mask=None), "give lengths="),

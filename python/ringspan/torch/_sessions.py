@@ -23,7 +23,8 @@ from . import _device, _flash, _transport  # noqa: F401, _flash brings what kern
 from ._call import hashed, text_hash
 
 _KEPT_SESSIONS = 4  # each has an arena
-_KEPT_PLANS = 64
+_KEPT_PLANS = 16  # some take MiB, and small ones lie between the tensors of calls, whose memory the heap then keeps
+_KEPT_CALLS = 64  # of a group: what ranks compare
 _SHOWN = 200  # bytes of a text in a message
 _CALL = "the call"  # where it is none of attention
 _TEXT_ROUND = 2**31  # of the user rounds, which the self test counts from 0
@@ -144,8 +145,8 @@ class Group:
         self._devices = {}  # of each kind the one that was used
         self._joined = False  # NCCL was asked for
         self._sessions = _Recent(_KEPT_SESSIONS)
-        self._requests = _Recent(_KEPT_PLANS)  # call.key and pass: (fields, digest)
-        self._lengths = _Recent(_KEPT_PLANS)
+        self._requests = _Recent(_KEPT_CALLS)  # call.key and pass: (fields, digest)
+        self._lengths = _Recent(_KEPT_CALLS)
         self._kept = []  # what a failed execution may still be written to
 
     def _request(self, call, backward):

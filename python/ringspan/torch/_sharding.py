@@ -19,6 +19,12 @@ def _outside_graphs(method: _Method) -> _Method:
     return torch.compiler.disable(method)
 
 
+@torch.compiler.assume_constant_result
+def _constant_positions(kind, tokens, ranks, rank):
+    """A graph holds them."""
+    return Sharding(kind, tokens=tokens, ranks=ranks).index(rank)
+
+
 def _described(tensor, tokens=None):
     """Its dtype and shape, of which ranks may differ in the dimension of their tokens."""
     sizes = ["tokens" if d == tokens else str(size) for d, size in enumerate(tensor.shape)]
@@ -85,10 +91,9 @@ class Sharding(_Sharding):
         """positions(rank) as a tensor of int64."""
         return torch.from_numpy(super().positions(rank).copy())
 
-    @_outside_graphs
     def positions(self, rank: int) -> torch.Tensor:
         """The global positions of the rank's tokens, in the order in which it stores them: what RoPE needs."""
-        return self.index(rank)
+        return _constant_positions(self.kind, self.tokens, self.ranks, rank)
 
     @_outside_graphs
     def shard(self, tensor: torch.Tensor, *, rank: int | None = None, group=None, dim: int = 1) -> torch.Tensor:

@@ -178,6 +178,7 @@ class Transport:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
+        self._store = None  # a connection, which lasts as long as anything refers to it
 
 
 def _watch(reference):
