@@ -17,30 +17,30 @@ def flag(value, name, hint=""):
     raise InvalidArgument(f"{name} ({value!r}) must be True or False{hint}")
 
 
-def _whole(value, name, least=None):
+def whole(value, name, least=None):
     """An integer of any size; 1e6 is one, True is not."""
     if isinstance(value, bool):
-        whole = None
+        number = None
     elif isinstance(value, int):  # first: what torch.compile traces is one
-        whole = value
+        number = value
     elif isinstance(value, float):
-        whole = int(value) if value.is_integer() else None
+        number = int(value) if value.is_integer() else None
     else:
         try:
-            whole = operator.index(value)
+            number = operator.index(value)
         except TypeError:
-            whole = None
-    if whole is None or (least is not None and whole < least):
+            number = None
+    if number is None or (least is not None and number < least):
         raise InvalidArgument(f"{name} ({value!r}) must be an integer" + ("" if least is None else f" of at least {least}"))
-    return whole
+    return number
 
 
 def integer(value, name, least=None, most=INT64):
     """An integer in [least, most], which the core holds."""
-    whole, lowest = _whole(value, name, least), -most - 1 if least is None else least
-    if not lowest <= whole <= most:
-        raise InvalidArgument(f"{name} ({whole}) must be in [{lowest}, {most}]")
-    return whole
+    number, lowest = whole(value, name, least), -most - 1 if least is None else least
+    if not lowest <= number <= most:
+        raise InvalidArgument(f"{name} ({number}) must be in [{lowest}, {most}]")
+    return number
 
 
 def integers(values, name, least=None, most=INT64):
@@ -78,7 +78,7 @@ def positive(value, name):
 
 def seed(value, name):
     """Of dropout: 64 bits."""
-    value = _whole(value, name)
+    value = whole(value, name)
     if not 0 <= value < 2**64:
         raise InvalidArgument(f"{name} ({value}) must be in [0, 2^64)")
     return value

@@ -10,6 +10,9 @@ from .errors import InvalidArgument
 copyreg.pickle(Pattern, lambda pattern: (Pattern, (str(pattern),)))  # copies, too: a module that holds one is copied and saved
 
 
+_FARTHEST = 2**48  # the core's, far beyond the tokens of any problem: what reaches farther has no bound
+
+
 def window_pair(window):
     """(left, right), -1: no bound; None: no window."""
     if window is None:
@@ -23,6 +26,7 @@ def window_pair(window):
         left, right = integer(left, "left", -1), integer(right, "right", -1)
     except InvalidArgument:
         raise InvalidArgument(f"window ({window!r}) {expected}") from None
+    left, right = (-1 if side > _FARTHEST else side for side in (left, right))
     return None if (left, right) == (-1, -1) else (left, right)
 
 

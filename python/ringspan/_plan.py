@@ -86,7 +86,8 @@ def make_options(
     options.threads = checked_threads(threads)
     options.attend_kernel = options.attend_backward_kernel = _check.text(kernel, "kernel")
     options.attend_tile, options.attend_backward_tile = _tile(tile, "tile"), _tile(backward_tile, "backward_tile")
-    options.device = "cuda" if _check.text(device, "device").startswith("cuda") else device
+    device = _check.text(str(device), "device")  # a torch.device, too
+    options.device = "cuda" if device.startswith("cuda") else device
     options.host_tensors = _check.flag(host_tensors, "host_tensors")
     options.partials = _check.text(partials, "partials")
     options.keep_o_float32 = (not host_tensors and kernel not in LIBRARIES) if keep_o_float32 is None else keep_o_float32

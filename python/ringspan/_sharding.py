@@ -68,6 +68,7 @@ class Sharding:
         return _positions(self.kind, self.tokens, self.ranks, rank)
 
     def _check_rank(self, rank):
+        rank = _check.whole(rank, "rank")
         if not 0 <= rank < self.ranks:
             raise InvalidArgument(f"rank ({rank}) must be in [0, {self.ranks})")
 

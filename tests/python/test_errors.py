@@ -50,6 +50,8 @@ X = torch.ones(2, 8, 4, 16)
         (dict(pattern="causal|window:1,0"), ValueError, "must be a text without '|'; its terms are joined by '&'"),
         (dict(window=(True, False)), ValueError, "pair (left, right) of integers"),
         (dict(window=(1.5, 0)), ValueError, "pair (left, right) of integers"),
+        (dict(return_lse="no"), ValueError, "return_lse ('no') must be True or False"),
+        (dict(sinks=torch.ones(X.shape[2], dtype=torch.complex64)), ValueError, "sinks (torch.complex64) must be real"),
         (dict(memory_budget="4GB"), ValueError, "memory_budget ('4GB') must be an integer of at least 0"),
         (dict(memory_budget=None), ValueError, "memory_budget (None) must be an integer"),
         (dict(bucket_rows=1.5), ValueError, "bucket_rows (1.5) must be an integer"),
@@ -153,6 +155,7 @@ def test_errors_are_python_errors_too():
 def test_numbers_of_numpy_are_numbers():
     expected = rt.attention(X, X, X, window=(3, 0), scale=0.5, cu_seqlens=None)
     assert torch.equal(rt.attention(X, X, X, window=(np.int64(3), np.int64(0)), scale=np.float32(0.5), causal=np.bool_(False)), expected)
+    assert torch.equal(rt.attention(X, X, X, window=(3, 2**63 - 1)), rt.attention(X, X, X, window=(3, -1)))
 
 
 def test_one_rank_may_be_said():

@@ -2,6 +2,7 @@
 
 import contextlib
 
+from .._check import integer
 from ..errors import InvalidArgument, Unsupported
 
 
@@ -35,8 +36,8 @@ def refuse(argument, value, alternative):
 def window_of(window_size):
     """flash-attn's (left, right), where any negative number means no bound, as attention() wants it."""
     try:
-        left, right = (int(bound) for bound in window_size)
-    except (TypeError, ValueError):
+        left, right = (integer(bound, "window_size") for bound in window_size)
+    except (TypeError, ValueError, InvalidArgument):
         raise InvalidArgument(f"window_size ({window_size!r}) must be a pair of integers (left, right)") from None
     return None if left < 0 and right < 0 else (max(left, -1), max(right, -1))
 

@@ -130,6 +130,8 @@ def _float_vector(values, name, shapes):
         raise InvalidArgument(f"{name} ({type(values).__name__}) must be a torch.Tensor")
     if tuple(values.shape) not in shapes:
         raise InvalidArgument(f"{name} has shape {tuple(values.shape)}; expected {' or '.join(map(str, shapes))}")
+    if values.is_complex():
+        raise InvalidArgument(f"{name} ({values.dtype}) must be real")
     return values.to(torch.float32).contiguous()
 
 
@@ -289,6 +291,8 @@ def attention(
     try:
         if unknown:
             refuse_unknown(unknown)
+        if return_lse is not False:
+            return_lse = _check.flag(return_lse, "return_lse")
         if torch.compiler.is_compiling() or _autocasts():
             q, k, v = _cast(q, k, v, host_tensors)
         options = (
