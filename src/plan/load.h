@@ -27,8 +27,8 @@ class Loads {
  public:
   explicit Loads(const Setting& setting, std::int64_t most_slices = std::numeric_limits<std::int64_t>::max());
 
-  // Of an assignment in which a rank computes whole queries, whole keys or whole heads, exact where all ranks were looked at;
-  // otherwise the least it may be.
+  // Of an assignment in which a rank computes whole queries, whole keys or whole heads: exact where all ranks were looked at,
+  // otherwise estimated. Of any other the least it may be.
   Int128 pairs(const Assignment& assignment) const;
 
   // Ranks that have the most of something, of those that were looked at: pairs or rows, of queries or of keys. Ascending,

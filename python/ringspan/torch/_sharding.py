@@ -93,7 +93,7 @@ class Sharding(_Sharding):
 
     def positions(self, rank: int) -> torch.Tensor:
         """The global positions of the rank's tokens, in the order in which it stores them: what RoPE needs."""
-        return _constant_positions(self.kind, self.tokens, self.ranks, rank)
+        return _constant_positions(self.kind, self.tokens, self.ranks, rank).clone()  # the caller's to change
 
     @_outside_graphs
     def shard(self, tensor: torch.Tensor, *, rank: int | None = None, group=None, dim: int = 1) -> torch.Tensor:
