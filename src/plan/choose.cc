@@ -19,7 +19,7 @@ namespace {
 constexpr int kAllRanks = 16;                    // so many ranks are all looked at ...
 constexpr std::size_t kFewRanks = 8;             // ... of more so many, and those that have the most of something ...
 constexpr std::int64_t kEnoughEffort = 200'000;  // ... and as many others as this allows, ...
-constexpr std::int64_t kMuchEffort = 500'000;    // ... but in no case any after this
+constexpr std::int64_t kMuchEffort = 500'000;    // ... but none after this, unless few ranks have a memory budget to fit
 constexpr std::int64_t kMostSlices = 4'000'000;  // whose pairs are counted, rank by rank; more are estimated
 constexpr std::int64_t kAutoBuckets = 32;        // a chunk travels in about this many buckets ...
 constexpr std::int64_t kAutoBucketRows = 256;    // ... of at least this many rows, twice as many of 16 bits, unless measured
@@ -209,7 +209,8 @@ class Chooser {
 
   bool is_known(const Candidate& candidate) const {
     if (candidate.looked_at == setting_.ranks()) return true;
-    if (candidate.effort >= kMuchEffort) return true;
+    const bool all_must_fit = options_.memory_budget > 0 && setting_.ranks() <= kAllRanks;
+    if (candidate.effort >= kMuchEffort && !all_must_fit) return true;
     return candidate.looked_at > 0 && candidate.next >= always_ && candidate.effort >= kEnoughEffort;
   }
 
