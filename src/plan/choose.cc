@@ -25,7 +25,8 @@ constexpr std::int64_t kAutoBuckets = 32;        // a chunk travels in about thi
 constexpr std::int64_t kAutoBucketRows = 256;    // ... of at least this many rows, twice as many of 16 bits, unless measured
 constexpr std::int64_t kAutoBucketRowsOnDevice = 8192;  // ... there: between two buckets the host waits, for some 0.1 ms
 constexpr std::int64_t kSmallestBucketRows = 16;
-constexpr std::int64_t kWorthHalving = 256;      // nor halved where that saved no more than this part of a rank's bytes
+constexpr std::int64_t kManyStages = 4096;       // nor halved, with more stages than these, ...
+constexpr std::int64_t kWorthHalving = 256;      // ... where that saved no more than this part of a rank's bytes
 constexpr std::int64_t kAutoPieceRows = 16'384;  // from the host: more than hide their copies, see docs/cuda.md ...
 constexpr std::int64_t kAutoPieces = 128;        // ... and no more pieces of a side than this, over the root of the ranks
 
@@ -248,12 +249,12 @@ class Chooser {
   // The same with half the bucket, of which nothing is known yet; false where there is none.
   bool shrink(Candidate& candidate) {
     if (!candidate.may_shrink || candidate.bucket_rows <= kSmallestBucketRows) return false;
-    // The next time saves half as much, for twice as many stages.
-    const bool has_halved = candidate.bytes_before > 0;
-    if (has_halved && candidate.bytes_before - candidate.bytes <= candidate.bytes / kWorthHalving) return false;
     use(candidate);
     setting_.bucket_rows = std::max(kSmallestBucketRows, candidate.bucket_rows / 2);
     if (setting_.last_stage() > setting_.most_stages()) return false;
+    // Each time saves half as much, for twice as many stages.
+    const std::int64_t saved = candidate.bytes_before > 0 ? candidate.bytes_before - candidate.bytes : candidate.bytes;
+    if (setting_.last_stage() > kManyStages && saved <= candidate.bytes / kWorthHalving) return false;
     candidate.bucket_rows = setting_.bucket_rows;
     candidate.bucket_source = SizeSource::budget;
     candidate.nanoseconds = candidate.least;
