@@ -86,7 +86,7 @@ def make_options(
     options.threads = checked_threads(threads)
     options.attend_kernel = options.attend_backward_kernel = _check.text(kernel, "kernel")
     options.attend_tile, options.attend_backward_tile = _tile(tile, "tile"), _tile(backward_tile, "backward_tile")
-    device = _check.text(str(device), "device")  # a torch.device, too
+    device = _check.text(str(device) if type(device).__module__ == "torch" else device, "device")  # a torch.device, as attention() takes
     options.device = "cuda" if device.startswith("cuda") else device
     options.host_tensors = _check.flag(host_tensors, "host_tensors")
     options.partials = _check.text(partials, "partials")

@@ -251,6 +251,27 @@ TEST_F(Safetensors, UnknownTensor) {
   }
 }
 
+TEST_F(Safetensors, UnknownTensorOfNoneAndOfMany) {
+  const auto error_of = [&] {
+    try {
+      SafetensorsReader(path_).at("v");
+    } catch (const InvalidArgument& error) {
+      return std::string(error.what());
+    }
+    return std::string();
+  };
+  write_file("{}", 0);
+  EXPECT_EQ(error_of(), path_ + ": has no tensor 'v', and no other");
+  std::string header, names;
+  for (int i = 0; i < 20; ++i) {
+    const std::string name = std::string(1, static_cast<char>('a' + i)), at = std::to_string(i), end = std::to_string(i + 1);
+    header += (i > 0 ? ",\"" : "\"") + name + R"(":{"dtype":"U8","shape":[1],"data_offsets":[)" + at + "," + end + "]}";
+    if (i < 16) names += (i > 0 ? ", " : "") + name;
+  }
+  write_file("{" + header + "}", 20);
+  EXPECT_EQ(error_of(), path_ + ": has no tensor 'v', only: " + names + " and 4 more");
+}
+
 TEST_F(Safetensors, UnfinishedWritersLeaveNothing) {
   write_bytes("before");
   {

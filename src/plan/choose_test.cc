@@ -216,6 +216,20 @@ TEST(Tiles, AreTheRanksOwn) {
   EXPECT_NE(make_plan(problem(4096, 4), options, 0).fingerprint(), own.fingerprint());
 }
 
+// Times that no clock will show are compared like others.
+TEST(Automatic, OfTheSlowestMachineSharesTheWork) {
+  Problem p = problem(std::int64_t{1} << 40, 4);
+  p.heads = p.kv_heads = 16'384;
+  p.pattern = Pattern::parse("full");
+  p.head_dim = p.head_dim_v = 1;
+  PlanOptions options;
+  options.cost.flops_per_second = options.cost.bytes_per_second = 1;
+  options.cost.message_nanoseconds = 0;
+  const Plan plan = make_plan(p, options, 0);
+  EXPECT_NE(plan.options().strategy, Strategy::local);
+  EXPECT_GT(plan.slowest_nanoseconds(), 0);
+}
+
 // A budget that a bucket size needs to the byte gives that size, on every rank.
 TEST(Budget, SizesTheBuckets) {
   const Problem p = problem(3 * 4096, 3);

@@ -233,6 +233,9 @@ def test_a_budget_of_the_device_sizes_the_pieces():
     to_device, to_host = plan.host_bytes()
     assert to_host == q_rows * (16 * 4 + 4) and to_device >= (q_rows + kv_rows) * 16 * 4
     assert ringspan.plan(2000, heads=4, device="cuda").host_bytes() == (0, 0)
+    assert ringspan.plan(2000, heads=4, device=torch.device("cuda", 1)).fingerprint == ringspan.plan(2000, heads=4, device="cuda").fingerprint
+    with pytest.raises(ringspan.InvalidArgument, match=r"device \(5\) must be a text"):
+        ringspan.plan(8, device=5)
     rt.forget_plans()
     tensors = _inputs(400)
     o = rt.attention(*tensors, causal=True, memory_budget=budget, **HOST)

@@ -238,3 +238,23 @@ def test_positions_are_those_of_the_sharding_that_a_call_gives():
     expected = run(block(), x).detach()
     for got in run_ranks(2, _run_on_a_group_of_the_call):
         torch.testing.assert_close(torch.from_numpy(got), expected, atol=1e-5, rtol=1e-5)
+
+
+def _compiled_long_net(rank, ranks):
+    sharding = Sharding("zigzag", tokens=64, ranks=ranks)
+    x = sharding.shard(torch.randn(1, 64, 32, generator=torch.Generator().manual_seed(5)), rank=rank)
+    for group in (dist.group.WORLD, dist.device_mesh.init_device_mesh("cpu", (ranks,))):
+        torch._dynamo.reset()
+        torch.manual_seed(1)
+        block = LongNetBlock(32, 4, (8, 16), (1, 2), group=group, sharding=sharding)
+        assert torch.equal(torch.compile(block, backend="aot_eager", fullgraph=True)(x), block(x))
+
+
+def test_long_net_compiles_over_ranks():
+    run_ranks(2, _compiled_long_net)
+
+
+def test_heads_are_at_least_one():
+    for heads, kv_heads, name in ((0, None, "num_heads"), (4, 0, "num_kv_heads")):
+        with pytest.raises(InvalidArgument, match=rf"^{name} \(0\) must be at least 1"):
+            MultiheadDilatedAttention(32, heads, (1,), (8,), num_kv_heads=kv_heads)
