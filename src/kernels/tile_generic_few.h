@@ -10,36 +10,80 @@ namespace {
 
 constexpr int kDotRows = has_groups<Isa>() ? 2 : 4;
 
-// Scores [row][key] of at most kDotRows queries, of keys [first, first + count).
-inline void dot_scores(const ForwardTile& tile, const RowSource& source, const FewRows& keys, int first, int count) {
-  const int depth = tile.dims.head_dim, bytes = tile.dims.dtype == 0 ? 4 : 2, lines = (depth * bytes + 63) / 64;
-  FarLines far(source, first, bytes, kFarBytes);
-  for (int key = 0; key < count; key += kWidth) {
-    const int present = at_most(kWidth, count - key);
-    for (int row = 0; row < tile.rows; ++row) {
-      const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
-      Reg t[kWidth];
-      for (int i = 0; i < kWidth; ++i) {
-        t[i] = Isa::zero();
-        if (i >= present) continue;
-        for (int line = 0; line < lines && row == 0; ++line) far.fetch<1>();
-        const float* const k = keys.data + (key + i) * keys.stride;
-        int e = 0;
-        for (; e + kWidth <= depth; e += kWidth) t[i] = Isa::fma(Isa::load(k + e), Isa::load(q + e), t[i]);
-        if (e < depth) t[i] = Isa::fma(Isa::load_partial(k + e, depth - e), Isa::load_partial(q + e, depth - e), t[i]);
+// Query `row` as its dot products with rows of the type take it: of bfloat16 even elements before odd ones, vector by vector.
+template <typename Type>
+inline void query_of_dots(const ForwardTile& tile, int row, float* out) {
+  const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
+  const int depth = tile.dims.head_dim;
+  int e = 0;
+  if constexpr (has_halves<Type>()) {
+    for (; e + 2 * kWidth <= depth; e += 2 * kWidth) {
+      for (int i = 0; i < 2 * kWidth; ++i) out[e + i % 2 * kWidth + i / 2] = q[e + i];
+    }
+  }
+  for (; e < depth; ++e) out[e] = q[e];
+}
+
+// Dot products of a query and kKeys rows, vector by vector.
+template <typename Type, int kKeys>
+RINGSPAN_INLINE void dot_block(const typename Type::Type* k, std::int64_t stride, const float* q, int depth, Reg* sums) {
+  Reg sum[kKeys];
+  RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) sum[i] = Isa::zero();
+  int e = 0;
+  if constexpr (has_halves<Type>()) {
+    for (; e + 2 * kWidth <= depth; e += 2 * kWidth) {
+      const Reg even = Isa::load(q + e), odd = Isa::load(q + e + kWidth);
+      RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) {
+        const Halves x = load_halves(k + i * stride + e);
+        sum[i] = Isa::fma(x.odd, odd, Isa::fma(x.even, even, sum[i]));
       }
+    }
+  }
+  for (; e + kWidth <= depth; e += kWidth) {
+    const Reg y = Isa::load(q + e);
+    RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) sum[i] = Isa::fma(Type::load(k + i * stride + e), y, sum[i]);
+  }
+  if (e < depth) {
+    const Reg y = Isa::load_partial(q + e, depth - e);
+    RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) sum[i] =
+        Isa::fma(Type::load_partial(k + i * stride + e, depth - e), y, sum[i]);
+  }
+  RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) sums[i] = sum[i];
+}
+
+// Scores [row][key] of at most kDotRows queries.
+template <typename Type>
+void dot_scores(const ForwardTile& tile, const RowSource& keys) {
+  constexpr int kBytes = sizeof(typename Type::Type), kKeys = 4;
+  const int depth = tile.dims.head_dim, lines = (depth * kBytes * kKeys + 63) / 64;
+  float queries[kDotRows][kMaxHeadDim];
+  for (int row = 0; row < tile.rows; ++row) query_of_dots<Type>(tile, row, queries[row]);
+  FarLines far(keys, 0, kBytes, kFarBytes);
+  const auto* k = static_cast<const typename Type::Type*>(keys.data);
+  for (int key = 0; key < tile.keys; key += kWidth, k += kWidth * keys.stride) {
+    const int present = at_most(kWidth, tile.keys - key);
+    for (int row = 0; row < tile.rows; ++row) {
+      Reg t[kWidth];
+      int i = 0;
+      for (; i + kKeys <= present; i += kKeys) {
+        for (int line = 0; line < lines && row == 0; ++line) far.fetch<1>();
+        dot_block<Type, kKeys>(k + i * keys.stride, keys.stride, queries[row], depth, t + i);
+      }
+      for (; i < present; ++i) dot_block<Type, 1>(k + i * keys.stride, keys.stride, queries[row], depth, t + i);
+      for (; i < kWidth; ++i) t[i] = Isa::zero();
       Isa::transpose(t);
       for (int width = kWidth / 2; width > 0; width /= 2) {
-        for (int i = 0; i < width; ++i) t[i] += t[i + width];
+        for (int j = 0; j < width; ++j) t[j] += t[j + width];
       }
-      Isa::store(static_cast<float*>(tile.work) + row * score_stride(tile.dims) + first + key, t[0]);  // there is room
+      Isa::store(static_cast<float*>(tile.work) + row * score_stride(tile.dims) + key, t[0]);  // there is room
     }
   }
 }
 
-inline void attend_dots(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
-  keys.in_parts(kFewKeys, false,
-                [&](const FewRows& here, int first, int count) { dot_scores(tile, keys.source(), here, first, count); });
+inline void attend_dots(const ForwardTile& tile, const RowSource& keys, const FloatRows& values) {
+  tile.dims.dtype == 0   ? dot_scores<Float32>(tile, keys)
+  : tile.dims.dtype == 1 ? dot_scores<BFloat16>(tile, keys)
+                         : dot_scores<Float16>(tile, keys);
   float shrink[kDotRows];
   const Range all{0, tile.keys};
   softmax_rows(tile, 0, tile.rows, &all, shrink);
@@ -147,7 +191,7 @@ inline void attend_vectors(const ForwardTile& tile, const FloatRows& keys, const
 // How, the task decides, not the rows of this call: bits differ.
 void attend_few(const ForwardTile& tile, const RowSource& k, const RowSource& v, void* k_space, void* v_space) {
   const FloatRows keys(tile.dims, k, k_space, false), values(tile.dims, v, v_space, true);
-  if (tile.task_rows <= kDotRows) return attend_dots(tile, keys, values);
+  if (tile.task_rows <= kDotRows) return attend_dots(tile, k, values);
   if constexpr (has_groups<Isa>()) {
     if (tile.dims.head_dim % kDepths == 0) {
       if (tile.task_rows <= 4) return attend_narrow<1, Isa>(tile, keys, values);

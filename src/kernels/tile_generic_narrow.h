@@ -21,49 +21,68 @@ constexpr int narrow_keys() {
   return kSets == 1 ? 12 : 16 / kSets;
 }
 
-// columns[e / kDepths][query][e % kDepths] of the packed queries; absent ones are zero.
-template <int kSets>
+// Depths of a step. Of bfloat16 as many as a group of floats has room for: the even ones, then the odd ones.
+template <typename Type>
+constexpr int step_depths() {
+  return has_halves<Type>() ? 2 * kDepths : kDepths;
+}
+
+// columns[e / kDepths][query][e % kDepths] of the packed queries, of bfloat16 [e / (2 kDepths)][e % 2][query][e / 2 % kDepths];
+// absent ones are zero.
+template <int kSets, typename Type>
 void turn_narrow(const ForwardTile& tile, float* columns) {
-  constexpr int kQueries = 4 * kSets;
+  constexpr int kQueries = 4 * kSets, kHalf = has_halves<Type>() ? 2 : 1;
   for (int row = 0; row < kQueries; ++row) {
     const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
-    for (int e = 0; e < tile.dims.head_dim; e += kDepths) {
-      for (int i = 0; i < kDepths; ++i) columns[e * kQueries + row * kDepths + i] = row < tile.rows ? q[e + i] : 0.0F;
+    for (int e = 0; e < tile.dims.head_dim; e += kHalf * kDepths) {
+      for (int i = 0; i < kHalf * kDepths; ++i)
+        columns[(e + i % kHalf * kDepths) * kQueries + row * kDepths + i / kHalf] = row < tile.rows ? q[e + i] : 0.0F;
     }
   }
 }
 
-// Scores s[key][query] of a block of keys. kBytes: of an element, where it is fetched from.
-template <int kSets, int kBytes, typename Set>
-void narrow_block(const ForwardTile& tile, const FewRows& keys, FarLines* next, const float* columns, float* s) {
+// Scores s[key][query] of a block of keys. kBytes: of an element of what is fetched, of which keys may be copies.
+template <int kSets, typename Type, int kBytes, typename Set>
+void narrow_block(const ForwardTile& tile, const RowsOf<Type>& keys, FarLines* next, const float* columns, float* s) {
   constexpr int kKeys = narrow_keys<kSets>(), kQueries = 4 * kSets;
   constexpr int kGroups = kSets == 1 ? 4 : 2, kRows = kKeys / kGroups;  // few pointers, which stay in registers
+  constexpr int kWide = step_depths<Type>(), kHalf = kWide / kDepths;
   const int depth = tile.dims.head_dim;
   const std::int64_t stride = keys.stride;
-  const float* k[kGroups];
+  const typename Type::Type* k[kGroups];
   RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) k[g] = keys.data + g * kRows * stride;
   Reg sum[kSets][kKeys];
   RINGSPAN_UNROLL for (int n = 0; n < kSets; ++n) { RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) sum[n][i] = Isa::zero(); }
   const auto step = [&](int e) __attribute__((always_inline)) {
-    Reg q[kSets];
-    RINGSPAN_UNROLL for (int n = 0; n < kSets; ++n) q[n] = Isa::load(columns + e * kQueries + n * kWidth);
-    RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) {
-      const Reg x = Set::set_group(k[i / kRows] + i % kRows * stride);
-      RINGSPAN_UNROLL for (int n = 0; n < kSets; ++n) sum[n][i] = Isa::fma(x, q[n], sum[n][i]);
+    Reg q[kHalf][kSets];
+    RINGSPAN_UNROLL for (int h = 0; h < kHalf; ++h) {
+      RINGSPAN_UNROLL for (int n = 0; n < kSets; ++n) q[h][n] = Isa::load(columns + (e + h * kDepths) * kQueries + n * kWidth);
     }
-    RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) k[g] += kDepths;
+    RINGSPAN_UNROLL for (int i = 0; i < kKeys; ++i) {
+      const Reg x = Set::set_group(reinterpret_cast<const float*>(k[i / kRows] + i % kRows * stride));
+      if constexpr (has_halves<Type>()) {
+        const Halves both = halves_of(x);
+        RINGSPAN_UNROLL for (int n = 0; n < kSets; ++n) sum[n][i] = Isa::fma(both.even, q[0][n], sum[n][i]);
+        RINGSPAN_UNROLL for (int n = 0; n < kSets; ++n) sum[n][i] = Isa::fma(both.odd, q[1][n], sum[n][i]);
+      } else {
+        RINGSPAN_UNROLL for (int n = 0; n < kSets; ++n) sum[n][i] = Isa::fma(x, q[0][n], sum[n][i]);
+      }
+    }
+    RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) k[g] += kWide;
   };
   FarLines far = *next;  // a copy, which stays in registers
-  constexpr int kSteps = 4, kLines = kKeys * kSteps * kDepths * kBytes / 64;
+  constexpr int kSteps = 4 / kHalf, kLines = kKeys * kSteps * kWide * kBytes / 64;
   int e = 0;
-  for (; e + kSteps * kDepths <= depth; e += kSteps * kDepths) {
+  for (; e + kSteps * kWide <= depth; e += kSteps * kWide) {
     if (far.strides()) far.fetch<kLines>();
     RINGSPAN_UNROLL for (int i = 0; i < kSteps; ++i) {
-      if (!far.strides()) i % 2 == 0 ? far.fetch<kLines / 4>() : far.fetch<(kLines + 1) / 2 - kLines / 4>();
-      step(e + i * kDepths);
+      RINGSPAN_UNROLL for (int line = i * kLines / kSteps; line < (i + 1) * kLines / kSteps; ++line) {
+        if (!far.strides()) far.fetch<1>();
+      }
+      step(e + i * kWide);
     }
   }
-  for (; e < depth; e += kDepths) far.fetch<(kLines + kSteps - 1) / kSteps>(), step(e);
+  for (; e < depth; e += kWide) far.fetch<(kLines + kSteps - 1) / kSteps>(), step(e);
   *next = far;
   const Reg cap = Isa::set1(tile.softcap), inverse = Isa::set1(tile.softcap > 0.0F ? 1.0F / tile.softcap : 0.0F);
   RINGSPAN_UNROLL for (int i = 0; i < kKeys; i += kDepths) {
@@ -78,22 +97,24 @@ void narrow_block(const ForwardTile& tile, const FewRows& keys, FarLines* next, 
 }
 
 // Of `count` keys from `first` on, which are `keys`, and -inf up to a whole vector.
-template <int kSets, int kBytes, typename Set>
-void narrow_scores(const ForwardTile& tile, const FewRows& keys, const RowSource& source, const float* columns, float* s,
+template <int kSets, typename Type, int kBytes, typename Set>
+void narrow_scores(const ForwardTile& tile, const RowsOf<Type>& keys, const RowSource& source, const float* columns, float* s,
                    int first, int count) {
   constexpr int kKeys = narrow_keys<kSets>(), kQueries = 4 * kSets;
   FarLines far(source, first, kBytes, kFarBytes);
   int key = 0;
   for (; key + kKeys <= count; key += kKeys)
-    narrow_block<kSets, kBytes, Set>(tile, {keys.data + key * keys.stride, keys.stride}, &far, columns, s + key * kQueries);
+    narrow_block<kSets, Type, kBytes, Set>(tile, {keys.data + key * keys.stride, keys.stride}, &far, columns,
+                                           s + key * kQueries);
   if (key == count) return;
   const int depth = tile.dims.head_dim, rest = count - key;
-  float copy[kKeys * kMaxHeadDim], scores[kKeys * kQueries];
+  typename Type::Type copy[kKeys * kMaxHeadDim];
+  float scores[kKeys * kQueries];
   for (int i = 0; i < kKeys; ++i) {
-    const float* const row = keys.data + (key + at_most(i, rest - 1)) * keys.stride;
+    const auto* const row = keys.data + (key + at_most(i, rest - 1)) * keys.stride;
     for (int e = 0; e < depth; ++e) copy[i * depth + e] = row[e];
   }
-  narrow_block<kSets, kBytes, Set>(tile, {copy, depth}, &far, columns, scores);
+  narrow_block<kSets, Type, kBytes, Set>(tile, {copy, depth}, &far, columns, scores);
   for (int i = 0; i < up(rest * kQueries); ++i) s[key * kQueries + i] = i < rest * kQueries ? scores[i] : -kInf;
 }
 
@@ -112,17 +133,25 @@ void softmax_narrow(const ForwardTile& tile, float* s, float* shrink) {
   states.settle(tile, sum[0] + sum[1], shrink);
 }
 
+// Keys of bfloat16 are read where they lie, those of float16 in float32 copies.
 template <int kSets, typename Set>
 void attend_narrow(const ForwardTile& tile, const FloatRows& keys, const FloatRows& values) {
   constexpr int kQueries = 4 * kSets;
   auto* const columns = static_cast<float*>(tile.work);
   float* const scores = columns + tile.dims.head_dim * kQueries;
-  turn_narrow<kSets>(tile, columns);
-  keys.in_parts(narrow_keys<kSets>(), false, [&](const FewRows& here, int first, int count) {
-    float* const to = scores + first * kQueries;
-    tile.dims.dtype == 0 ? narrow_scores<kSets, 4, Set>(tile, here, keys.source(), columns, to, first, count)
-                         : narrow_scores<kSets, 2, Set>(tile, here, keys.source(), columns, to, first, count);
-  });
+  if (tile.dims.dtype == 1 && tile.dims.head_dim % step_depths<BFloat16>() == 0) {
+    const RowSource& source = keys.source();
+    turn_narrow<kSets, BFloat16>(tile, columns);
+    narrow_scores<kSets, BFloat16, 2, Set>(tile, {static_cast<const std::uint16_t*>(source.data), source.stride}, source,
+                                           columns, scores, 0, source.rows);
+  } else {
+    turn_narrow<kSets, Float32>(tile, columns);
+    keys.in_parts(narrow_keys<kSets>(), false, [&](const FewRows& here, int first, int count) {
+      float* const to = scores + first * kQueries;
+      tile.dims.dtype == 0 ? narrow_scores<kSets, Float32, 4, Set>(tile, here, keys.source(), columns, to, first, count)
+                           : narrow_scores<kSets, Float32, 2, Set>(tile, here, keys.source(), columns, to, first, count);
+    });
+  }
   float shrink[kQueries];
   softmax_narrow<kSets>(tile, scores, shrink);
   few_values(tile, values, Left{scores, 1, kQueries}, shrink);

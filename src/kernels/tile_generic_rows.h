@@ -5,10 +5,12 @@ namespace {
 
 constexpr int kFewKeys = kPanel >= 16 ? 12 : 6;  // of a block of one vector of queries: chains that hide the latency
 
-struct FewRows {
-  const float* data;
+template <typename Type>
+struct RowsOf {
+  const typename Type::Type* data;
   std::int64_t stride;
 };
+using FewRows = RowsOf<Float32>;
 
 // Keys and values as float32 rows, some at a time: themselves, or copies in `space`, also where vectors would read beyond the
 // end of a row.
@@ -68,12 +70,20 @@ void values_of_block(const Left& p, const typename Type::Type* values, std::int6
                      FarLines* next) {
   constexpr int kBytes = kCols * kWidth * sizeof(typename Type::Type);
   constexpr int kSteps = kBytes < 64 ? 64 / kBytes : 1, kLines = kSteps * kBytes / 64;
+  constexpr bool kInHalves = has_halves<Type>() && kCols % 2 == 0;
   Reg sum[kRows][kCols];
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::zero(); }
   const float* a = p.data;
   const auto step = [&]() __attribute__((always_inline)) {
     Reg b[kCols];
-    RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Type::load(values + v * kWidth);
+    if constexpr (kInHalves) {
+      RINGSPAN_UNROLL for (int v = 0; v < kCols; v += 2) {
+        const Halves x = load_halves(values + v * kWidth);
+        b[v] = x.even, b[v + 1] = x.odd;
+      }
+    } else {
+      RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) b[v] = Type::load(values + v * kWidth);
+    }
     RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
       const Reg x = Isa::set1(a[r * p.row_stride]);
       RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) sum[r][v] = Isa::fma(x, b[v], sum[r][v]);
@@ -88,6 +98,11 @@ void values_of_block(const Left& p, const typename Type::Type* values, std::int6
   }
   for (; k < depth; ++k) step();
   *next = far;
+  if constexpr (kInHalves) {
+    RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) {
+      RINGSPAN_UNROLL for (int v = 0; v < kCols; v += 2) put_in_order(sum[r][v], sum[r][v + 1]);
+    }
+  }
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) { RINGSPAN_UNROLL for (int v = 0; v < kCols; ++v) add(r, v, sum[r][v]); }
 }
 

@@ -69,7 +69,11 @@ TEST_P(ForwardTileSizes, MatchTheDefinitionWithTheSameBitsForAnyNumberOfThreads)
 // Keys that are read in place, and cut into parts.
 TEST_P(ForwardTileSizes, FewQueries) {
   if (kernel().name.ends_with("_reference")) GTEST_SKIP() << "has no tiles";
-  for (std::uint64_t seed = 1; seed <= 6; ++seed) {
+  // That fill a half or a quarter of a vector, or are taken one by one; with and without a rest of depths.
+  constexpr struct {
+    int queries, head_dim;
+  } kFewest[] = {{7, 68}, {3, 68}, {7, 72}, {3, 72}, {2, 68}, {1, 41}, {1, 64}};
+  for (std::uint64_t seed = 1; seed <= 11; ++seed) {
     CaseGenerator generate(seed);
     Spec s = spec(generate);
     s.alibi_slope = s.dropout = 0.0F;
@@ -78,9 +82,10 @@ TEST_P(ForwardTileSizes, FewQueries) {
       s.group = 1, s.n_q = 48;
       s.tile = kernel().tile_sizes(World(s).params(1).shape).least;
     }
-    if (seed == 2 || seed == 3) {  // that fill a half or a quarter of a vector, with a last key by itself
-      s.group = 1, s.n_q = seed == 2 ? 7 : 3, s.n_k = 4213, s.head_dim = 68;
-      s.softcap = seed == 2 ? 1.5F : 0.0F;
+    if (seed >= 2 && seed < 2 + std::size(kFewest)) {  // with a last key by itself
+      const auto& fewest = kFewest[seed - 2];
+      s.group = 1, s.n_q = fewest.queries, s.n_k = 4213, s.head_dim = fewest.head_dim;
+      s.softcap = seed % 2 == 0 ? 1.5F : 0.0F;
     }
     World world(s);
     const std::vector<Part> parts{world.whole()};
