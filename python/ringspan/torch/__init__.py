@@ -2,6 +2,7 @@
 
 from .._plan import Plan, plan
 from .._threads import num_threads, set_num_threads
+from . import _flops  # noqa: F401, tells torch
 from ._attention import attention
 from ._sessions import forget_plans, kernels
 from ._group import set_deadline

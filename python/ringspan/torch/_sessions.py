@@ -100,7 +100,7 @@ class Alone:
         if capturing:
             self._check_captured(call, key, session)
         if session is None:
-            plans = self._plans_of(call, key, ranks)
+            plans = self.plans_of(call, key, ranks)
             if ranks > 1:
                 self.latest = None
                 return simulate([plan.with_seed(seed % 2**64) for plan in plans] if call.spec.dropout != 0 else plans)
@@ -122,7 +122,7 @@ class Alone:
                 self._sessions.put(key, session)
             raise Unsupported(_CAPTURED_FIRST)
 
-    def _plans_of(self, call, key, ranks):
+    def plans_of(self, call, key, ranks):
         plans = self._plans.get(key)
         if plans is None:
             problem = call.problem(call.shape[0][1], call.shape[1][1], ranks)
@@ -147,6 +147,7 @@ class Group:
         self._sessions = _Recent(_KEPT_SESSIONS)
         self._requests = _Recent(_KEPT_CALLS)  # call.key and pass: (fields, digest)
         self._lengths = _Recent(_KEPT_CALLS)
+        self.latest = None  # session
         self._kept = []  # what a failed execution may still be written to
 
     def _request(self, call, backward):
@@ -198,6 +199,7 @@ class Group:
             options = call.options(threads, self.core.size)
             session = _device.Session.of_group(call.place, problem, options, self.core, deadline, call.spec.deterministic, openmp)
             self._sessions.put(key, session)
+        self.latest = session
         session.core.set_deadline(deadline)  # a later call may give another
         try:
             session.core.set_seed(records[0][6] % 2**64)
