@@ -11,10 +11,10 @@
 // Nothing is allocated inside forward and backward; all scratch memory is one arena of plan().arena_bytes() bytes.
 // What a pass writes (o, lse and what `saved` names; dq, dk, dv and dsinks) may share no element with anything else that is
 // passed to it, nor with the arena; views that interleave in one allocation are fine. What it only reads may overlap. Refused
-// are only a tensor that overlaps itself and one that starts where something else that is passed starts; nothing else of this
-// is checked. One execution at a time per Attention and per communicator. backward() belongs to the latest forward() (the arena
-// keeps what Plan::memory calls "saved"), unless both are given memory for it, or restore_saved() gave back what an earlier one
-// had kept.
+// are only an output that may overlap itself, as its strides do not nest (each dimension steps over all that smaller ones
+// span), and one that starts where something else that is passed starts; nothing else of this is checked. One execution at a
+// time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps what Plan::memory calls
+// "saved"), unless both are given memory for it, or restore_saved() gave back what an earlier one had kept.
 #pragma once
 
 #include <cstddef>

@@ -47,8 +47,8 @@ struct PeerSockets {
 };
 
 // A communicator over sockets that are connected already; `peers` has one entry per rank, the one of `rank` is ignored. Takes
-// the sockets over and closes them in the end; when it throws they are still the caller's. duplicate() passes new sockets to
-// the peers and so needs AF_UNIX.
+// the sockets over (those of TCP get TCP_NODELAY) and closes them in the end; when it throws they are still the caller's.
+// duplicate() passes new sockets to the peers and so needs AF_UNIX.
 std::unique_ptr<Communicator> make_socket_communicator(int rank, std::span<const PeerSockets> peers);
 
 // How one forked rank ended.

@@ -5,6 +5,8 @@
 
 #include <fmt/format.h>
 #include <linux/sockios.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -106,10 +108,17 @@ int unread_by_peer(int fd) {
   return ::ioctl(fd, SIOCOUTQ, &bytes) == 0 ? bytes : 0;
 }
 
-bool is_stream_socket(int fd) {
+void send_at_once(int fd) {
+  const int on = 1;
+  if (!is_unix_socket(fd)) ::setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+}
+
+bool is_connected_stream_socket(int fd) {
   int type = 0;
   socklen_t length = sizeof type;
-  return ::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_STREAM;
+  if (::getsockopt(fd, SOL_SOCKET, SO_TYPE, &type, &length) != 0 || type != SOCK_STREAM) return false;
+  char byte = 0;  // what TCP and AF_UNIX say of a socket that listens, or was never connected
+  return ::recv(fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) >= 0 || (errno != ENOTCONN && errno != EINVAL);
 }
 
 bool is_unix_socket(int fd) {

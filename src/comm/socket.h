@@ -55,9 +55,12 @@ Moved receive_some(int fd, void* data, std::size_t bytes);
 Moved send_with_fds(int fd, const void* data, std::size_t bytes, const PeerSockets& sockets);
 Moved receive_with_fds(int fd, void* data, std::size_t bytes, PeerSockets& received);
 
+// Small messages leave at once, instead of when the peer has acknowledged what it got before. Does nothing to AF_UNIX.
+void send_at_once(int fd);
+
 // Bytes (with the kernel's overhead) that the peer has not read yet; 0 where the system does not tell.
 int unread_by_peer(int fd);
-bool is_stream_socket(int fd);
-bool is_unix_socket(int fd);  // which alone can pass other descriptors
+bool is_connected_stream_socket(int fd);  // or was, and its peer has gone
+bool is_unix_socket(int fd);              // which alone can pass other descriptors
 
 }  // namespace ringspan

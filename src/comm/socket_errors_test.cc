@@ -1,6 +1,7 @@
 // What a socket communicator says to peers that are not who they should be, or do not speak its language.
 #include <fcntl.h>
 #include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -286,6 +287,55 @@ TEST(SocketErrors, DuplicateOverTcp) {
   } catch (const Unsupported& error) {
     EXPECT_STREQ(error.what(), "rank 0/2: duplicate needs AF_UNIX sockets, which can pass others");
   }
+}
+
+TEST(SocketErrors, SmallMessagesOverTcpLeaveAtOnce) {
+  FdPair data = tcp_pair(), control = tcp_pair();
+  if (data.second.get() < 0 || control.second.get() < 0) GTEST_SKIP() << "no loopback network here";
+  const std::array<PeerSockets, 2> peers{PeerSockets{}, PeerSockets{data.first.release(), control.first.release()}};
+  const auto rank0 = make_socket_communicator(0, peers);
+  for (const int fd : {peers[1].data, peers[1].control}) {
+    int on = 0;
+    socklen_t length = sizeof on;
+    ASSERT_EQ(::getsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, &length), 0);
+    EXPECT_NE(on, 0);
+  }
+}
+
+std::string refusal_of(int data, int control) {
+  try {
+    make_socket_communicator(0, std::array<PeerSockets, 2>{PeerSockets{}, PeerSockets{data, control}});
+  } catch (const InvalidArgument& error) {
+    return error.what();
+  }
+  return "taken";
+}
+
+TEST(SocketErrors, SocketsThatAreNotConnected) {
+  const FdPair good = make_socket_pair();
+  for (const int family : {AF_INET, AF_UNIX}) {
+    const Fd alone(::socket(family, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    if (alone.get() < 0) continue;
+    EXPECT_EQ(refusal_of(good.first.get(), alone.get()),
+              fmt::format("peers[1].control ({}) must be a connected stream socket", alone.get()));
+  }
+  const Fd listener(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  if (::listen(listener.get(), 1) == 0) {
+    EXPECT_EQ(refusal_of(listener.get(), good.first.get()),
+              fmt::format("peers[1].data ({}) must be a connected stream socket", listener.get()));
+  }
+  const int fd = good.first.get();
+  EXPECT_EQ(refusal_of(fd, fd),
+            fmt::format("peers name socket {} twice; each needs one of its own for data and for control", fd));
+}
+
+// A peer that has gone is none of the caller's mistakes.
+TEST(SocketErrors, APeerThatHasGoneBefore) {
+  FdPair data = make_socket_pair(), control = make_socket_pair();
+  data.second.reset(), control.second.reset();
+  const auto rank0 = make_socket_communicator(
+      0, std::array<PeerSockets, 2>{PeerSockets{}, PeerSockets{data.first.release(), control.first.release()}});
+  EXPECT_THAT(error_of_receive(*rank0), HasSubstr("rank 1 died: its connection closed"));
 }
 
 TEST(SharedMemoryErrors, MoreThanThereIs) {

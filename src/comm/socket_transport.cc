@@ -105,6 +105,7 @@ SocketTransport::SocketTransport(int rank, std::span<const PeerSockets> peers)
     if (peer == rank) continue;
     to.data = Fd(peers[static_cast<std::size_t>(peer)].data);
     to.control = Fd(peers[static_cast<std::size_t>(peer)].control);
+    for (const Fd* fd : {&to.data, &to.control}) send_at_once(fd->get());
   }
 }
 
@@ -416,13 +417,21 @@ void SocketTransport::wait_for_duplicate(Link& from) {
 std::unique_ptr<Communicator> make_socket_communicator(int rank, std::span<const PeerSockets> peers) {
   const int size = static_cast<int>(peers.size());
   if (rank < 0 || rank >= size) throw InvalidArgument(fmt::format("rank ({}) must be in [0, {})", rank, size));
+  std::vector<int> known;
   for (int peer = 0; peer < size; ++peer) {
     if (peer == rank) continue;
     const PeerSockets& sockets = peers[static_cast<std::size_t>(peer)];
     for (const auto& [name, fd] : {std::pair("data", sockets.data), std::pair("control", sockets.control)}) {
-      if (is_stream_socket(fd)) continue;
-      throw InvalidArgument(fmt::format("peers[{}].{} ({}) must be a connected stream socket", peer, name, fd));
+      if (!is_connected_stream_socket(fd)) {
+        throw InvalidArgument(fmt::format("peers[{}].{} ({}) must be a connected stream socket", peer, name, fd));
+      }
+      known.push_back(fd);
     }
+  }
+  std::ranges::sort(known);
+  if (const auto twice = std::ranges::adjacent_find(known); twice != known.end()) {
+    throw InvalidArgument(
+        fmt::format("peers name socket {} twice; each needs one of its own for data and for control", *twice));
   }
   return std::make_unique<SocketTransport>(rank, peers);
 }

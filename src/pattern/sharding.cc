@@ -244,6 +244,13 @@ class ListParser {
 
 template <typename Copy>
 void for_each_run(const Shard& shard, std::int64_t tokens, std::int64_t outer, std::int64_t row_bytes, Copy&& copy) {
+  std::int64_t end = 0;
+  for (const Progression& piece : shard.pieces) {
+    if (piece.count > 0) end = std::max(end, piece.at(piece.count - 1) + 1);
+  }
+  if (tokens < end) throw InvalidArgument(fmt::format("tokens ({}) must be at least {}, the end of the shard", tokens, end));
+  if (outer < 0) throw InvalidArgument(fmt::format("outer ({}) must be at least 0", outer));
+  if (row_bytes < 0) throw InvalidArgument(fmt::format("row_bytes ({}) must be at least 0", row_bytes));
   for (std::int64_t o = 0; o < outer; ++o) {
     for (std::size_t i = 0; i < shard.pieces.size(); ++i) {
       const Progression& piece = shard.pieces[i];

@@ -211,5 +211,23 @@ TEST(Sharding, RowsGoThereAndBack) {
   }
 }
 
+TEST(Sharding, RowsBeyondTheTensorAreRefused) {
+  const Shard shard = make_shard(Sharding::parse("striped"), 10, 2, 1);
+  std::vector<char> full(10), local(5);
+  const auto message = [&](std::int64_t tokens, std::int64_t outer, std::int64_t row_bytes) -> std::string {
+    try {
+      shard_rows(shard, tokens, outer, row_bytes, full.data(), local.data());
+      unshard_rows(shard, tokens, outer, row_bytes, local.data(), full.data());
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  EXPECT_EQ(message(10, 1, 1), "taken");
+  EXPECT_EQ(message(9, 1, 1), "tokens (9) must be at least 10, the end of the shard");
+  EXPECT_EQ(message(10, -1, 1), "outer (-1) must be at least 0");
+  EXPECT_EQ(message(10, 1, -1), "row_bytes (-1) must be at least 0");
+}
+
 }  // namespace
 }  // namespace ringspan
