@@ -185,7 +185,10 @@ class CudaRuntime final : public Runtime {
     check(cudaMalloc(&data, static_cast<std::size_t>(bytes)), "cannot allocate {} bytes on {}", bytes, name_);
     return static_cast<std::byte*>(data);
   }
-  void release(std::byte* data) noexcept override { ignore(cudaFree(data)); }
+  void release(std::byte* data) noexcept override {
+    const RelaxedCapture relaxed;  // another thread may capture, here and below
+    ignore(cudaFree(data));
+  }
   std::byte* allocate_host(std::int64_t bytes) override {
     const CurrentDevice current(index_);
     const RelaxedCapture relaxed;
@@ -194,7 +197,10 @@ class CudaRuntime final : public Runtime {
           "cannot allocate {} bytes of pinned host memory for {}", bytes, name_);
     return static_cast<std::byte*>(data);
   }
-  void release_host(std::byte* data) noexcept override { ignore(cudaFreeHost(data)); }
+  void release_host(std::byte* data) noexcept override {
+    const RelaxedCapture relaxed;
+    ignore(cudaFreeHost(data));
+  }
   void copy(void* to, const void* from, std::int64_t bytes) override {
     const CurrentDevice current(index_);
     check(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), cudaMemcpyDefault, stream_), "cannot copy {} bytes on {}",
@@ -336,6 +342,7 @@ class CudaRuntime final : public Runtime {
   void finish() noexcept override {
     try {
       const CurrentDevice current(index_);  // a default stream is the current device's
+      const RelaxedCapture relaxed;
       ignore(cudaStreamSynchronize(stream_));
       if (copy_stream_ != nullptr) ignore(cudaStreamSynchronize(copy_stream_));
     } catch (const Error&) {

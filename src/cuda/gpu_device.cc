@@ -35,7 +35,7 @@ RowOp op_of(internal::LaunchKind kind) {
 
 }  // namespace
 
-GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)), lists_(*runtime_) {}
+GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)), lists_(*runtime_, [this] { show_life(); }) {}
 
 void GpuDevice::name_kernels(std::string_view attend, std::string_view attend_backward) {
   const auto is_named = [](std::string_view name) { return name == "wgmma"; };
@@ -146,6 +146,7 @@ internal::FusedAnswer GpuDevice::ask_fused(const kernels::AttendParams& params, 
   FusedAttention& library = fused(mode.library);
   internal::FusedAnswer answer{library.name(), {}, 0, library.takes_own_memory()};
   for (const internal::FusedTask& task : tasks) {
+    show_life();  // a shape may take seconds
     const FusedCall call = fused_call(params, task, mode);
     const PackedLse packed(library, call);
     answer.refusal = misalignment(call);

@@ -134,7 +134,7 @@ TaskLists::Side& TaskLists::side_with_room(std::int64_t bytes) {
     Side& next = sides_[current_];
     std::erase_if(attends_.entries, [&](const auto& entry) { return entry.second.side == &next; });
     std::erase_if(rows_.entries, [&](const auto& entry) { return entry.second.side == &next; });
-    runtime_.wait(next.left, [] {});
+    runtime_.wait(next.left, progress_);
     next.used = 0;
   }
   return sides_[current_];

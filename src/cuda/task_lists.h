@@ -12,10 +12,12 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <tuple>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "cuda/arguments.h"
@@ -65,7 +67,10 @@ struct RowLists {
 
 class TaskLists {
  public:
-  explicit TaskLists(Runtime& runtime) : runtime_(runtime) {}
+  // progress: called while a list waits for room; what it throws is thrown.
+  explicit TaskLists(
+      Runtime& runtime, std::function<void()> progress = [] {})
+      : runtime_(runtime), progress_(std::move(progress)) {}
   ~TaskLists();
   TaskLists(const TaskLists&) = delete;
   TaskLists& operator=(const TaskLists&) = delete;
@@ -115,6 +120,7 @@ class TaskLists {
   const Lists& find(Kept<Lists>& kept, const typename Lists::Key& key, const Given& given, Make&& make);
 
   Runtime& runtime_;
+  std::function<void()> progress_;
   std::int64_t capacity_ = 0;
   std::array<Side, internal::kTaskListBlocks> sides_;
   std::size_t current_ = 0;

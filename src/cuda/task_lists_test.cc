@@ -27,7 +27,10 @@ class ListRuntime final : public testing::CountingRuntime {
     ++at_once;
     std::memcpy(to, from, static_cast<std::size_t>(bytes));
   }
-  void wait(Event event, FunctionRef<void()> /*progress*/) override { waited.push_back(event); }
+  void wait(Event event, FunctionRef<void()> progress) override {
+    waited.push_back(event);
+    progress();
+  }
   bool capturing = false;
   int at_once = 0;
   std::vector<Event> waited;
@@ -81,7 +84,8 @@ class Lists : public ::testing::Test {
   int made_ = 0;  // tasks
   testing::RuntimeCounts counts_;
   ListRuntime runtime_{counts_};
-  TaskLists lists_{runtime_};
+  int shown_ = 0;  // signs of life
+  TaskLists lists_{runtime_, [this] { ++shown_; }};
 };
 
 TEST_F(Lists, TheSameTasksAreMadeAndSentOnce) {
@@ -153,6 +157,7 @@ TEST_F(Lists, ASideIsFilledAgainBehindItsCopies) {
   attend(task(80));  // in place of the first two
   EXPECT_EQ(counts_.events, 2);
   EXPECT_EQ(runtime_.waited, (std::vector<Event>{0, 1}));
+  EXPECT_EQ(shown_, 2);
   attend(task(48));
   EXPECT_EQ(counts_.copies, 5);
   attend(task(16));

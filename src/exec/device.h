@@ -10,9 +10,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 
 #include "base/function_ref.h"
 #include "exec/bindings.h"
@@ -56,6 +58,10 @@ struct AttendCall {
 class Device {
  public:
   virtual ~Device() = default;
+
+  // What is called again and again while ask_fused() or a launch that waits for room keeps its caller; what it throws they
+  // throw.
+  void show_life_by(std::function<void()> progress) { progress_ = std::move(progress); }
 
   // "cuda:0 (NVIDIA H200)"
   virtual std::string name() const = 0;
@@ -111,6 +117,14 @@ class Device {
   virtual void* stream() = 0;
   // Returns when launches and copies have ended, or failed: nothing uses any memory any more.
   virtual void finish() noexcept = 0;
+
+ protected:
+  void show_life() const {
+    if (progress_) progress_();
+  }
+
+ private:
+  std::function<void()> progress_;
 };
 
 }  // namespace ringspan::internal

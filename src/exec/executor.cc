@@ -72,6 +72,7 @@ Plan plan_for(const Plan& plan, Communicator& communicator, Device* device, cons
               std::span<const std::byte> arena) {
   const Plan own = booked(plan, communicator, device);
   if (device == nullptr) return own;
+  if (communicator.size() > 1) device->show_life_by([&communicator] { communicator.progress(); });
   const auto given = static_cast<std::int64_t>(arena.size());
   return Plan(std::make_shared<const PlanData>(choose_fused(own.data(), *device, options.deterministic, given)));
 }
@@ -242,7 +243,23 @@ void Executor::refuse(Pass pass, const std::exception_ptr& error) {
 }
 
 void Executor::wait() {
-  if (device_ != nullptr) device_->wait(device_->record(), [this] { communicator_.progress(); });
+  if (device_ == nullptr) return;
+  try {
+    device_->wait(device_->record(), [this] { communicator_.progress(); });
+  } catch (...) {  // of a peer, for instance
+    device_->finish();
+    throw;
+  }
+}
+
+// Before an error leaves: passes before this one may still be running, and the caller may give its tensors back.
+void Executor::settle() noexcept {
+  if (communicator_.size() == 1) return;  // of one rank the error is the caller's, and it knows what it has not waited for
+  try {
+    wait();
+  } catch (...) {
+    return;  // the first error is the one to report
+  }
 }
 
 // The saved regions lie at the beginning of the arena, at the same places in both programs.
@@ -306,7 +323,12 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
   } catch (...) {  // whatever it is: the other ranks must hear of it
     own_error = std::current_exception();
   }
-  agree(pass, own_error);
+  try {
+    agree(pass, own_error);
+  } catch (...) {
+    settle();
+    throw;
+  }
   ++call_number_;  // on all ranks: either they all agreed, or none did
   pass_->stats = {};
   try {

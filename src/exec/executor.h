@@ -119,6 +119,7 @@ class Executor {
   void begin_copies(const Stage& stage);
   void copy_messages(const Stage& stage, bool send);
   void fail() noexcept;
+  void settle() noexcept;
 
   static void run_call(void* argument);
   void run_rows(const Launch& launch, std::span<const kernels::RowTask> tasks, const kernels::Context& context);
