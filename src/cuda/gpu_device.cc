@@ -35,7 +35,8 @@ RowOp op_of(internal::LaunchKind kind) {
 
 }  // namespace
 
-GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime) : runtime_(std::move(runtime)), lists_(*runtime_, [this] { show_life(); }) {}
+GpuDevice::GpuDevice(std::unique_ptr<Runtime> runtime)
+    : runtime_(std::move(runtime)), lists_(*runtime_, [this] { show_life(); }) {}
 
 void GpuDevice::name_kernels(std::string_view attend, std::string_view attend_backward) {
   const auto is_named = [](std::string_view name) { return name == "wgmma"; };
