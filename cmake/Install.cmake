@@ -19,6 +19,7 @@ install(FILES ${PROJECT_BINARY_DIR}/ringspanConfig.cmake ${PROJECT_BINARY_DIR}/r
 
 if(TARGET ringspan_program)
   file(RELATIVE_PATH library_from_bin ${CMAKE_INSTALL_FULL_BINDIR} ${CMAKE_INSTALL_FULL_LIBDIR})
-  set_target_properties(ringspan_program PROPERTIES INSTALL_RPATH $ORIGIN/${library_from_bin})
+  # Where it is built too: what keeps room for a longer path is empty entries, by which the loader means the current folder.
+  set_target_properties(ringspan_program PROPERTIES INSTALL_RPATH $ORIGIN/${library_from_bin} BUILD_WITH_INSTALL_RPATH ON)
   install(TARGETS ringspan_program RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
 endif()

@@ -2,8 +2,9 @@
 // head_dim.
 //
 // They lie in a file: $RINGSPAN_TUNE_FILE, else $XDG_CACHE_HOME/ringspan/tune.json, else ~/.cache/ringspan/tune.json. Where
-// RINGSPAN_TUNE_FILE is empty there is none, and nothing is read. A file may hold measurements of several machines: those of
-// another processor, other instruction sets, other kernels or another version of the library do not count.
+// RINGSPAN_TUNE_FILE is empty, or the folder of the cache may not be entered, there is none, and nothing is read. A file may
+// hold measurements of several machines: those of another processor, other instruction sets, other kernels or another version
+// of the library do not count.
 //
 // make_plan() is pure and reads no file. Attention(problem, options, communicator) and the fronts (the program, C, Python) plan
 // with with_tuned_sizes(problem, options). Any thread. Cost: one small file is read.

@@ -1,7 +1,9 @@
 #include "ringspan/tuning.h"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <cstdlib>
 
 #include "api/tune_file.h"
@@ -32,10 +34,15 @@ Kernels kernels_of(const Problem& problem, PlanOptions options) {
   }
 }
 
+bool is_named() { return std::getenv("RINGSPAN_TUNE_FILE") != nullptr; }  // NOLINT(concurrency-mt-unsafe)
+
+// Somebody else's cache, as where a container's user is not the one whose HOME it has: nothing was measured for us.
+bool is_out_of_reach(const std::string& path) { return !is_named() && ::access(path.c_str(), F_OK) != 0 && errno == EACCES; }
+
 }  // namespace
 
 std::string tuning_file() {
-  if (std::getenv("RINGSPAN_TUNE_FILE") != nullptr) return variable("RINGSPAN_TUNE_FILE");  // NOLINT(concurrency-mt-unsafe)
+  if (is_named()) return variable("RINGSPAN_TUNE_FILE");
   std::string cache = variable("XDG_CACHE_HOME");
   if (!cache.starts_with('/')) {  // the standard says that others do not count
     const std::string home = variable("HOME");
@@ -47,7 +54,8 @@ std::string tuning_file() {
 
 PlanOptions with_tuned_sizes(const Problem& problem, PlanOptions options) {
   const std::string path = tuning_file();
-  if (path.empty() || options.tuned != TunedSizes{} || options.device != DeviceKind::cpu) return options;
+  if (path.empty() || is_out_of_reach(path) || options.tuned != TunedSizes{} || options.device != DeviceKind::cpu)
+    return options;
   const auto entries = internal::read_tune_file(path, internal::this_machine());
   if (entries.empty() || problem.head_dim != problem.head_dim_v) return options;
   const Kernels kernels = kernels_of(problem, options);

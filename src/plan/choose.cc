@@ -16,13 +16,14 @@
 namespace ringspan::internal {
 namespace {
 
-constexpr int kAllRanks = 16;                    // so many ranks are all looked at ...
-constexpr std::size_t kFewRanks = 8;             // ... of more so many, and those that have the most of something ...
-constexpr std::int64_t kEnoughEffort = 200'000;  // ... and as many others as this allows, ...
-constexpr std::int64_t kMuchEffort = 500'000;    // ... but none after this, unless few ranks have a memory budget to fit
-constexpr std::int64_t kMostSlices = 4'000'000;  // whose pairs are counted, rank by rank; more are estimated
-constexpr std::int64_t kAutoBuckets = 32;        // a chunk travels in about this many buckets ...
-constexpr std::int64_t kAutoBucketRows = 256;    // ... of at least this many rows, twice as many of 16 bits, unless measured
+constexpr int kAllRanks = 16;                         // so many ranks are all looked at ...
+constexpr std::size_t kFewRanks = 8;                  // ... of more so many, and those that have the most of something ...
+constexpr std::int64_t kEnoughEffort = 200'000;       // ... and as many others as this allows, ...
+constexpr std::int64_t kMuchEffort = 500'000;         // ... but none after this, unless few ranks have a memory budget to fit
+constexpr std::int64_t kEffortOfAnError = 4'000'000;  // a budget that an error names holds for as many as this allows
+constexpr std::int64_t kMostSlices = 4'000'000;       // whose pairs are counted, rank by rank; more are estimated
+constexpr std::int64_t kAutoBuckets = 32;             // a chunk travels in about this many buckets ...
+constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, twice as many of 16 bits, unless measured
 constexpr std::int64_t kAutoBucketRowsOnDevice = 8192;  // ... there: between two buckets the host waits, for some 0.1 ms
 constexpr std::int64_t kSmallestBucketRows = 16;
 constexpr std::int64_t kManyStages = 4096;       // nor halved, with more stages than these, ...
@@ -290,14 +291,18 @@ class Chooser {
     while (true) {
       const auto smallest = std::min_element(misfits_.begin(), misfits_.end(),
                                              [](const Candidate& a, const Candidate& b) { return a.bytes < b.bytes; });
-      if (!is_known(*smallest)) {
+      const bool are_all = smallest->looked_at == setting_.ranks();
+      if (!is_known(*smallest) || (!are_all && smallest->effort < kEffortOfAnError)) {
         look(*smallest);
         continue;
       }
-      throw OutOfBudget(fmt::format(
-          "no plan fits memory_budget ({} bytes): the smallest possible is {} bytes, with strategy {}; {} takes most of it ({} "
-          "bytes)",
-          options_.memory_budget, smallest->bytes, smallest->name, smallest->dominating.component, smallest->dominating.bytes));
+      throw OutOfBudget(
+          fmt::format("no plan fits memory_budget ({} bytes): the smallest possible is {} bytes{}, with strategy {}; {} takes "
+                      "most of it ({} "
+                      "bytes)",
+                      options_.memory_budget, smallest->bytes,
+                      are_all ? "" : fmt::format(" on the {} ranks that were looked at", smallest->looked_at), smallest->name,
+                      smallest->dominating.component, smallest->dominating.bytes));
     }
   }
 

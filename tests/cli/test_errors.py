@@ -163,7 +163,7 @@ class Usage(Errors):
             ("--cost", "1,2,3,4", "must be F,B,L"),
             ("--cost", "a,2,3", "--cost (a) must be a number"),
             ("--cost", "1e30,2,3", "must stay below 9e18"),
-            ("--cost", "0,1,1", "cost (0,1,1) must be flops/s >= 1"),
+            ("--cost", "0.5,1,1", "--cost (0.5,1,1) must have rates of at least 1"),
             ("--host-bandwidth", "0", "--host-bandwidth (0) must be in [1, 9e18)"),
             ("--strategy", "magic", "magic"),
             ("--sharding", "diagonal", "diagonal"),
@@ -321,6 +321,7 @@ class Files(Errors):
         for tensors, words in [
             ({"x": normal((1, 8, 2, 4), 1)}, "has no tensor 'd_out'"),
             ({"d_out": normal((1, 9, 2, 4), 1)}, "d_out has batch 1, tokens 9, heads 2, head_dim 4; o has 1, 8, 2, 4"),
+            ({"do": normal((1, 8, 2, 4), 1), "d_out": normal((1, 8, 2, 4), 2)}, "has d_out and also do: which one holds is unclear"),
             ({"do": normal((1, 8, 2, 4), 1, "F16")}, "do is float16, but q is float32"),
             ({"d_out": normal((1, 8, 2, 4), 1), "dlse": normal((1, 2, 9), 1)}, "dlse has batch 1, heads 2, tokens 9; lse has 1, 2, 8"),
             ({"d_out": normal((1, 8, 2, 4), 1), "dlse": normal((1, 2, 8), 1, "BF16")}, "dlse has dtype BF16, expected F32"),

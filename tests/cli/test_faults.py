@@ -129,6 +129,7 @@ class Faults(ProgramTest):
             ["run", "--input", self.source, "--output", self.output, "--compare", "1500", "--pattern", "window:1,0"],
             ["run", "--input", self.source, "--output", self.output, *many, "--sequential", "--strategy", "exchange"],
             ["bench", "--tokens", "8192", "--heads", "1", *many],
+            ["plan", "--tokens", "8192", "--heads", "1", *many, "--rank", "all"],
             ["verify", "nq=8192 h=1 d=16 p=1500 pattern=causal shard_q=zigzag shard_k=zigzag strategy=ring"],
         ):
             process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

@@ -1,18 +1,22 @@
 """`ringspan run`: the same numbers whatever the strategy, sharding, transport and layout; what is written and what is told."""
 
+import fcntl
 import json
 import math
 import os
 import pty
+import struct
 import subprocess
+import termios
 import unittest
 
 import safetensors_file
-from program import FAILED, PROGRAM, ProgramTest, call
+from program import FAILED, MEMORY, PROGRAM, ProgramTest, call
 
 STRATEGIES = ["local", "all-gather", "exchange", "ring", "pass-q", "ulysses"]
 TOLERANCE = {"F32": 2e-5, "BF16": 3e-2, "F16": 4e-3}  # of o and gradients of order one
 GRADIENTS = ["dq", "dk", "dv"]
+COLUMNS = 16  # of a terminal: a line of progress takes more
 
 
 class Run(ProgramTest):
@@ -289,9 +293,23 @@ class Run(ProgramTest):
         self.assert_same_results(safetensors_file.read(self.path("tight.safetensors"))[0], expected, "tight")
 
 
+    def test_every_rank_has_to_hold_the_memory_budget(self):
+        source = self.write("in.safetensors", safetensors_file.qkv(445, 4, 16))
+        pattern = ["--ranks", 113, "--sharding", "striped", "--pattern", "dilated:8x1,64x3@head_groups", "--threads", 1]
+        refused = self.run_program("plan", "--input", source, *pattern, "--memory", 1, code=MEMORY)
+        least = int(refused.stderr.split("the smallest possible is ")[1].split()[0])
+        self.run_program("plan", "--input", source, *pattern, "--memory", least, "--rank", "all")
+        output = self.path("out.safetensors")
+        for command in (["run", "--input", source, "--output", output, "--grad", "ones"],
+                        ["bench", "--tokens", 445, "--heads", 4, "--head-dim", 16, "--repetitions", 1]):  # fmt: skip
+            refused = self.run_program(*command, *pattern, "--memory", least - 1, code=MEMORY)
+            self.assertRegex(refused.stderr, f"rank [0-9]+ needs {least} bytes")
+        self.assertFalse(os.path.exists(output))
+
+
 class Report(ProgramTest):
-    def source(self):
-        return self.write("in.safetensors", safetensors_file.qkv(64, 4, 8))
+    def source(self, tokens=64):
+        return self.write("in.safetensors", safetensors_file.qkv(tokens, 4, 8))
 
     def test_json_has_the_documented_fields(self):
         report = self.run_json(
@@ -353,6 +371,13 @@ class Report(ProgramTest):
         self.assertEqual(len(report["notes"]), 2)
         self.assertIn("attention crosses them", report["notes"][0])
         self.assertIn("labels", report["notes"][1])
+        gradient = self.write("grad.safetensors", {"do": safetensors_file.qkv(8, 4, 8)["q"], "extra": tensors["labels"]})
+        arguments = ["--output", self.path("out.safetensors"), "--ranks", 2, "--sharding", "explicit:0-4;5-7"]
+        report = self.run_json("run", "--input", self.source(8), *arguments, "--grad", gradient, "--compare", 3)
+        self.assertEqual(len(report["notes"]), 2)
+        self.assertIn("tensor extra of", report["notes"][0])
+        self.assertIn("explicit lists are for 2 ranks", report["notes"][1])
+        self.assertEqual(self.run_json("run", "--input", self.source(8), *arguments, "--compare", 2)["notes"], [])
 
     def test_automatic_says_what_it_rejected(self):
         report = self.run_json("run", "--input", self.source(), "--output", self.path("out.safetensors"), "--ranks", 4)
@@ -370,10 +395,12 @@ class Report(ProgramTest):
         self.assertIn(b"backward", shown)
         self.assertIn(b"%", shown)
         self.assertTrue(shown.endswith(b"\r\x1b[K"), shown[-40:])
+        self.assertLessEqual(max(map(len, shown.split(b"\r\x1b[K"))), COLUMNS - 1, shown)
 
     def shown_on_a_terminal(self, tokens):
         source = self.write("long.safetensors", safetensors_file.qkv(tokens, 2, 16))
         leader, follower = pty.openpty()
+        fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         with subprocess.Popen(
             [PROGRAM, "run", "--input", source, "--output", self.path("out.safetensors"), "--ranks", "2", "--kernel", "reference",
              "--strategy", "ring", "--bucket", "100", "--grad", "ones"],

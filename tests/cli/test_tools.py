@@ -4,12 +4,14 @@ import json
 import os
 import re
 import resource
+import shutil
 import struct
+import subprocess
 import unittest
 import xml.etree.ElementTree
 
 import safetensors_file
-from program import ProgramTest
+from program import INPUT_OUTPUT, OK, PROGRAM, ProgramTest
 
 
 class Plan(ProgramTest):
@@ -278,6 +280,25 @@ class Tools(ProgramTest):
         for words in [*known, *report["devices"], "memory", "advice", report["kernels"]["bfloat16"]["attend_backward"]]:
             self.assertIn(words, text)
 
+    def test_doctor_says_that_a_tune_file_is_damaged(self):
+        with open(self.path("tune.json"), "w", encoding="ascii") as file:
+            file.write("junk")
+        environment = os.environ | {"RINGSPAN_TUNE_FILE": self.path("tune.json")}
+        self.assertIn("is not JSON; remove it", self.run_program("doctor", env=environment).stdout.split("advice")[1])
+
+    def test_a_home_that_may_not_be_entered_holds_no_tune_file(self):
+        os.chmod(self.folder, 0o755)
+        program = shutil.copy(PROGRAM, self.path("ringspan"))
+        os.mkdir(self.path("home"), 0)
+        environment = {"HOME": self.path("home")}
+        nobody = {"user": 65534, "group": 65534, "extra_groups": []} if os.geteuid() == 0 else {}
+        plan = subprocess.run([program, "plan", "--tokens", "8"], capture_output=True, text=True, check=False, env=environment, **nobody)
+        self.assertEqual((plan.returncode, plan.stderr), (OK, ""))
+        environment["RINGSPAN_TUNE_FILE"] = self.path("home/tune.json")
+        plan = subprocess.run([program, "plan", "--tokens", "8"], capture_output=True, text=True, check=False, env=environment, **nobody)
+        self.assertEqual(plan.returncode, INPUT_OUTPUT)
+        self.assertIn("cannot be read: Permission denied", plan.stderr)
+
     def test_doctor_sees_which_processors_it_may_use(self):
         one = min(os.sched_getaffinity(0))
         before = os.sched_getaffinity(0)
@@ -300,6 +321,12 @@ class Tools(ProgramTest):
 
     def test_the_program_runs_from_anywhere(self):
         self.run_program("capabilities", cwd=os.sep)
+        for name in ("libfmt.so.9", "libstdc++.so.6", "libcuda.so.1", "libcudnn.so.9", "libnccl.so.2"):
+            with open(self.path(name), "w", encoding="ascii") as file:
+                file.write("what lies here is no library of the program's")
+        self.run_program("capabilities", cwd=self.folder)
+        here, there = (self.run_program("doctor", cwd=folder).stdout.split("devices")[1] for folder in (self.folder, os.sep))
+        self.assertEqual(here, there)
 
 
 if __name__ == "__main__":

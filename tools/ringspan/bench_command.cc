@@ -232,13 +232,12 @@ int run(BenchOptions& options) {
   options.problem.plan.backward = !options.forward_only;
   complete(options.problem);
   const Problem& problem = options.problem.problem;
-  catch_interrupts();
   const Plan plan = [&] {
     const EndAtSignal interruptible;  // choosing does not ask, and nothing has to be cleaned up
     return make_plan(problem, options.problem.plan, 0);
   }();
   PlanOptions resolved = plan.options();
-  resolved.memory_budget = 0;
+  resolved.memory_budget = options.problem.plan.memory_budget;  // which each rank has to hold, looked at or not
   const RandomInputs random = [&] {
     const EndAtSignal interruptible;  // nor does drawing
     return RandomInputs(problem);
@@ -264,7 +263,8 @@ int run(BenchOptions& options) {
 Body setup_bench(CLI::App& app) {
   auto options = std::make_shared<BenchOptions>();
   app.footer(
-      "The results are checked against float64 first; then the ranks, and one rank with the whole\nproblem, take turns.\n\n"
+      "The results are checked against float64 first; then the ranks, and one rank with the whole\nproblem, take turns. "
+      "Without --tokens there are 4096.\n\n"
       "example\n  ringspan bench --tokens 4096 --heads 8 --ranks 2 --pattern causal --sharding zigzag");
   options->problem.problem.tokens_q = 4096;
   add_integer(

@@ -34,6 +34,7 @@ struct Command {
   const char* name;
   const char* summary;
   Body (*setup)(CLI::App& app);
+  bool asks = false;  // whether it was interrupted (watch.h); the others end at the first signal
 };
 
 std::string program_version();  // "0.1.0"

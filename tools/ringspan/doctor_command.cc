@@ -13,6 +13,8 @@
 #include "kernels/registry.h"
 #include "machine.h"
 #include "ringspan/device.h"
+#include "ringspan/error.h"
+#include "ringspan/tuning.h"
 #include "text.h"
 
 namespace ringspan::cli {
@@ -69,6 +71,11 @@ std::vector<std::string> advice(const Machine& machine) {
       })) {
     lines.emplace_back("no vector instructions that kernels are written for: the portable ones run, several times slower");
   }
+  try {  // which every command with a problem reads
+    with_tuned_sizes(Problem{}, PlanOptions{});
+  } catch (const Error& error) {
+    lines.emplace_back(error.what());
+  }
   return lines;
 }
 
@@ -92,7 +99,8 @@ void print_machine(const Machine& machine) {
     caches += fmt::format("{}L{} {}", caches.empty() ? "" : ", ", cache.level, memory_text(cache.bytes));
   }
   if (!caches.empty()) line("caches", caches);
-  line("memory", fmt::format("{}, {} available", memory_text(machine.memory), memory_text(machine.available)));
+  const std::string limit = machine.memory_limit ? fmt::format(", limited to {}", memory_text(*machine.memory_limit)) : "";
+  line("memory", fmt::format("{}, {} available{}", memory_text(machine.memory), memory_text(machine.available), limit));
   line("system", machine.system);
 }
 

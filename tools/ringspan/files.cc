@@ -9,6 +9,7 @@
 #include "file_error.h"
 #include "io/whole_file.h"
 #include "ringspan/tuning.h"
+#include "watch.h"
 
 namespace ringspan::cli {
 namespace {
@@ -41,7 +42,13 @@ void check_files(std::span<const NamedFile> named) {
 }
 
 void write_file(const std::string& path, std::string_view text) {
-  as_file_error([&] { io::write_whole_file(path, text); });
+  as_file_error([&] {
+    io::WholeFile file(path);
+    remove_when_killed(file.temporary_path());
+    file.write(text, 0);
+    file.finish();
+    remove_when_killed({});
+  });
 }
 
 }  // namespace ringspan::cli

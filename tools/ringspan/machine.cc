@@ -5,6 +5,7 @@
 #include <sys/utsname.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <charconv>
 #include <filesystem>
 #include <fstream>
@@ -75,20 +76,42 @@ void read_processors(Machine& machine) {
   machine.cores = static_cast<int>(cores.size());
 }
 
-// Control groups, version 2 and 1.
-void read_limits(Machine& machine) {
-  std::istringstream both(first_line("/sys/fs/cgroup/cpu.max"));
-  std::string quota, period;
-  if (!(both >> quota >> period)) {
-    quota = first_line("/sys/fs/cgroup/cpu/cpu.cfs_quota_us");
-    period = first_line("/sys/fs/cgroup/cpu/cpu.cfs_period_us");
+// The folders of this process's control groups, version 2 and 1: a process is held to what any group around its own allows.
+std::vector<std::filesystem::path> control_groups() {
+  std::set<std::filesystem::path> folders;
+  const std::filesystem::path root = "/sys/fs/cgroup";
+  for (const char* of : {"", "cpu", "memory"}) folders.insert(root / of);  // all that a container sees
+  std::ifstream file("/proc/self/cgroup");
+  for (std::string line; std::getline(file, line);) {  // "0::/user.slice/job", "4:cpu,cpuacct:/job"
+    const std::size_t name = line.find(':') + 1, path = line.find(':', name) + 1;
+    if (name == 0 || path == 0) continue;
+    std::istringstream names(line.substr(name, path - 1 - name) + ",");
+    for (std::string of; std::getline(names, of, ',');) {
+      std::filesystem::path group = line.substr(path);
+      for (; group.has_relative_path(); group = group.parent_path()) folders.insert(root / of / group.relative_path());
+    }
   }
-  const auto allowed = size_of(quota), of = size_of(period);
-  if (allowed && of && *allowed > 0 && *of > 0) machine.quota = static_cast<double>(*allowed) / static_cast<double>(*of);
+  return {folders.begin(), folders.end()};
+}
 
-  for (const char* path : {"/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"}) {
-    const auto limit = size_of(first_line(path));
-    if (limit && *limit > 0 && *limit < machine.memory) machine.memory_limit = limit;
+void read_limits(Machine& machine) {
+  for (const std::filesystem::path& group : control_groups()) {
+    std::istringstream both(first_line(group / "cpu.max"));
+    std::string quota, period;
+    if (!(both >> quota >> period)) {
+      quota = first_line(group / "cpu.cfs_quota_us");
+      period = first_line(group / "cpu.cfs_period_us");
+    }
+    const auto allowed = size_of(quota), of = size_of(period);
+    if (allowed && of && *allowed > 0 && *of > 0) {
+      const double share = static_cast<double>(*allowed) / static_cast<double>(*of);
+      machine.quota = std::min(machine.quota.value_or(share), share);
+    }
+    for (const char* name : {"memory.max", "memory.limit_in_bytes"}) {
+      const auto limit = size_of(first_line(group / name));
+      if (limit && *limit > 0 && *limit < machine.memory)
+        machine.memory_limit = std::min(machine.memory_limit.value_or(*limit), *limit);
+    }
   }
 }
 

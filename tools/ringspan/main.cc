@@ -24,15 +24,15 @@ namespace ringspan::cli {
 namespace {
 
 constexpr Command kCommands[] = {
-    {"run", "attention on the q, k, v of a file, forward and backward, over several ranks", setup_run},
+    {"run", "attention on the q, k, v of a file, forward and backward, over several ranks", setup_run, true},
     {"plan", "what each rank would compute, send and keep; needs no data", setup_plan},
-    {"verify", "check results against a float64 reference, on one problem or on random ones", setup_verify},
-    {"bench", "time a problem against one rank, verified first", setup_bench},
+    {"verify", "check results against a float64 reference, on one problem or on random ones", setup_verify, true},
+    {"bench", "time a problem against one rank, verified first", setup_bench, true},
     {"capabilities", "which combinations are implemented", setup_capabilities},
-    {"selftest", "check and time communication between ranks on this machine", setup_selftest},
+    {"selftest", "check and time communication between ranks on this machine", setup_selftest, true},
     {"inspect", "what is in a safetensors file", setup_inspect},
     {"doctor", "what this machine has, what of it is used and why", setup_doctor},
-    {"tune", "measure tiles and buckets on this machine, and keep what is faster", setup_tune},
+    {"tune", "measure tiles and buckets on this machine, and keep what is faster", setup_tune, true},
 };
 
 constexpr const char* kFooter = R"(examples
@@ -150,11 +150,16 @@ int main_body(int argc, char** argv) {
   app.formatter(make_help_formatter());  // subcommands inherit it
   app.get_help_ptr()->description("this page");
   app.require_subcommand(0, 1);
-  std::vector<std::pair<CLI::App*, Body>> bodies;
+  struct Choice {
+    CLI::App* sub;
+    Body body;
+    bool asks;
+  };
+  std::vector<Choice> choices;
   for (const Command& command : kCommands) {
     CLI::App* sub = app.add_subcommand(command.name, command.summary);
     sub->get_help_ptr()->description("this page");
-    bodies.emplace_back(sub, command.setup(*sub));
+    choices.push_back({sub, command.setup(*sub), command.asks});
     for (CLI::Option* option : sub->get_options({})) {
       const bool flag = option->get_items_expected_max() == 0;
       if (flag) option->multi_option_policy(CLI::MultiOptionPolicy::Throw);  // as for options with a value
@@ -166,8 +171,12 @@ int main_body(int argc, char** argv) {
   } catch (const CLI::ParseError& error) {
     return parse_failure(app, error);
   }
-  for (const auto& [sub, body] : bodies) {
-    if (sub->parsed()) return body();
+  for (const auto& [sub, body, asks] : choices) {
+    if (!sub->parsed()) continue;
+    catch_interrupts();
+    if (asks) return body();
+    const EndAtSignal interruptible;
+    return body();
   }
   print_stderr(app.help());
   return kBadArguments;

@@ -59,6 +59,7 @@ CostModel parse_cost(const std::string& text) {
     if (values[i] > 9e18) throw InvalidArgument(fmt::format("--cost ({}) must stay below 9e18", text));
     begin = end + 1;
   }
+  if (values[0] < 1 || values[1] < 1) throw InvalidArgument(fmt::format("--cost ({}) must have rates of at least 1", text));
   CostModel cost;
   cost.flops_per_second = static_cast<std::int64_t>(values[0]);
   cost.bytes_per_second = static_cast<std::int64_t>(values[1]);

@@ -204,7 +204,12 @@ void QkvFile::describe_heads_vectors(Problem& problem) {
 
 void QkvFile::attach_gradient(const std::string& path, const Problem& problem) {
   gradient_reader_.emplace(open_safetensors(path));
-  const char* name = gradient_reader_->find("d_out") == nullptr && gradient_reader_->find("do") != nullptr ? "do" : "d_out";
+  const bool is_short = gradient_reader_->find("do") != nullptr;
+  if (is_short && gradient_reader_->find("d_out") != nullptr) fail(path, "has d_out and also do: which one holds is unclear");
+  const char* name = is_short ? "do" : "d_out";
+  for (const io::TensorInfo& info : gradient_reader_->tensors()) {
+    if (info.name != name && info.name != "dlse") notes_.push_back(fmt::format("tensor {} of {} is not read", info.name, path));
+  }
   if (stated_layout(*gradient_reader_).value_or(layout_) != layout_) {
     fail(path, "is {} by its metadata, but the input is {}", layout_ == Layout::bshd ? "bhsd" : "bshd",
          layout_ == Layout::bshd ? "bshd" : "bhsd");

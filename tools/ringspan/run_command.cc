@@ -93,7 +93,6 @@ class Run {
   explicit Run(RunOptions& options) : options_(options), file_(options.input) {}
 
   int run() {
-    catch_interrupts();
     {
       const EndAtSignal interruptible;  // choosing does not ask, and nothing has to be cleaned up
       prepare();
@@ -160,7 +159,7 @@ class Run {
     RunReport report(make_plan(problem(), plan_options(), 0));
     // What rank 0 chose is what every rank runs: automatic decides once.
     PlanOptions resolved = report.plan.options();
-    resolved.memory_budget = 0;
+    resolved.memory_budget = plan_options().memory_budget;  // which each rank has to hold, looked at or not
     report.plans = plan_all(problem(), resolved);
     report.dlse = file_.inputs().dlse.data != nullptr;
     report.one_rank_bytes = one_rank_bytes(report.dlse);
@@ -193,8 +192,11 @@ class Run {
   std::pair<Problem, PlanOptions> on(int ranks) const {
     Problem other = problem();
     other.ranks = ranks;
-    if (other.sharding_q.kind == ShardingKind::explicit_lists) other.sharding_q = {};
-    if (other.sharding_k.kind == ShardingKind::explicit_lists) other.sharding_k = {};
+    if (ranks != problem().ranks) {
+      for (Sharding* sharding : {&other.sharding_q, &other.sharding_k}) {
+        if (sharding->kind == ShardingKind::explicit_lists) *sharding = {};
+      }
+    }
     PlanOptions plan;
     plan.backward = plan_options().backward;
     plan.threads = plan_options().threads;
@@ -216,6 +218,10 @@ class Run {
     WorldOptions world = world_options();
     world.progress_prefix = fmt::format("{} rank{} for comparison, ", other.ranks, other.ranks == 1 ? "" : "s");
     report.compared_ranks = options_.compare;
+    if (other.sharding_q.kind != problem().sharding_q.kind || other.sharding_k.kind != problem().sharding_k.kind)
+      report.notes.push_back(
+          fmt::format("explicit lists are for {} ranks: those of --compare {} have contiguous shards instead", problem().ranks,
+                      other.ranks));
     // As above: automatic decides once.
     report.compared =
         run_world(plan_all(other, make_plan(other, plan, 0).options()), file_.inputs(), file_.layout(), world, nullptr);

@@ -17,6 +17,7 @@
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 #include "text.h"
+#include "watch.h"
 
 namespace ringspan::cli {
 namespace {
@@ -38,7 +39,10 @@ class Exchange {
  public:
   Exchange(Communicator& communicator, Communicator::Seconds deadline) : communicator_(communicator), deadline_(deadline) {}
 
-  void run(std::vector<Message> batch) { communicator_.wait(communicator_.post(kUserRounds + round_++, batch), deadline_); }
+  void run(std::vector<Message> batch) {
+    throw_if_interrupted();
+    communicator_.wait(communicator_.post(kUserRounds + round_++, batch), deadline_);
+  }
   // Rounds are numbered alike on all ranks: those that a rank takes no part in count too.
   void skip() { ++round_; }
 

@@ -137,7 +137,6 @@ class Tuner {
         combinations_.push_back(combination(options_, dtype, static_cast<int>(head_dim)));
       }
     }
-    catch_interrupts();
     estimate();
     for (std::size_t i = 0; i < combinations_.size(); ++i) {
       tune(combinations_[i]);

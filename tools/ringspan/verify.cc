@@ -184,7 +184,6 @@ class RandomRun {
 
 int run(VerifyOptions& options) {
   if (options.lines.empty() == (options.random == 0)) throw InvalidArgument("verify takes problems or --random N");
-  catch_interrupts();
   options.setting.show_progress = options.random == 0 && !options.json;
   return options.random > 0 ? RandomRun(options).run() : verify_given(options);
 }

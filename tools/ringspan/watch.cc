@@ -1,6 +1,7 @@
 #include "watch.h"
 
 #include <fmt/format.h>
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -88,6 +89,13 @@ void share_flags() {
   line_may_be_shown = ::isatty(STDERR_FILENO) == 1;
 }
 
+// In place of what the terminal's last line holds, and no longer than that, or it could not be taken back.
+void print_line(const std::string& text) {
+  winsize size{};
+  const bool is_known = ::ioctl(STDERR_FILENO, TIOCGWINSZ, &size) == 0 && size.ws_col > 1;
+  print_stderr("\r\033[K" + text.substr(0, is_known ? size.ws_col - 1U : text.size()));
+}
+
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 }  // namespace
@@ -159,13 +167,13 @@ void ProgressLine::show(const std::string& what, double share, double seconds) {
   last_ = time;
   shown_ = true;
   const std::string percent = share < 0 ? "" : fmt::format("{:3.0f} %  ", 100 * share);
-  print_stderr(fmt::format("\r\033[K{}  {}{}", what, percent, seconds_text(seconds)));
+  print_line(fmt::format("{}  {}{}", what, percent, seconds_text(seconds)));
 }
 
 void ProgressLine::say(const std::string& what) {
   if (!enabled_) return;
   shown_ = true;
-  print_stderr(fmt::format("\r\033[K{} ...", what));
+  print_line(what + " ...");
 }
 
 void ProgressLine::clear() {
