@@ -13,13 +13,14 @@
 #include <gtest/gtest.h>
 
 #include "comm_testing/decorators.h"
+#include "comm_testing/patience.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
 namespace ringspan {
 namespace {
 
-constexpr Communicator::Seconds kPatience{60.0};
+using comm_testing::kPatience;
 
 // Runs `body` on every rank and returns what each threw, "" for nothing; the class is checked where it is asked for.
 template <typename Expected>

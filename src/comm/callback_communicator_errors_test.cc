@@ -7,13 +7,14 @@
 #include <gtest/gtest.h>
 
 #include "comm/c_adapter.h"
+#include "comm_testing/patience.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
 namespace ringspan {
 namespace {
 
-constexpr Communicator::Seconds kPatience{60.0};
+using comm_testing::kPatience;
 
 // An embedder's communicator that answers as it is told.
 struct Scripted {

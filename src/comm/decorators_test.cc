@@ -8,13 +8,13 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm_testing/patience.h"
 #include "ringspan/transports.h"
 
 namespace ringspan::comm_testing {
 namespace {
 
 using Direction = Message::Direction;
-constexpr Communicator::Seconds kPatience{60.0};
 
 Message message(Direction direction, int peer, int& value) { return {direction, peer, &value, sizeof value}; }
 

@@ -13,6 +13,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include "comm_testing/patience.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
@@ -20,9 +21,9 @@ namespace ringspan {
 namespace {
 
 using Direction = Message::Direction;
+using comm_testing::kPatience;
 using testing::HasSubstr;
 using testing::StartsWith;
-constexpr Communicator::Seconds kPatience{60.0};
 
 // A ring step: everybody needs everybody within size() steps.
 void ring_step(Communicator& comm, std::uint64_t round, Communicator::Seconds deadline = kPatience) {

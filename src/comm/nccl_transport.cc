@@ -17,8 +17,6 @@ namespace {
 constexpr double kGroupDeadlines = 4.0;
 constexpr double kSlowestBytesPerSecond = 8.0 * (1 << 20);
 
-bool sends(const Message& message) { return message.direction == Message::Direction::send; }
-
 }  // namespace
 
 // ---- Posting (joining and leaving: nccl_join.cc) ------------------------------------------------------------------------

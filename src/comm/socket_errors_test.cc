@@ -21,6 +21,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/socket.h"
+#include "comm_testing/patience.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
@@ -28,8 +29,8 @@ namespace ringspan {
 namespace {
 
 using Direction = Message::Direction;
+using comm_testing::kPatience;
 using testing::HasSubstr;
-constexpr Communicator::Seconds kPatience{60.0};
 
 // Rank 0 of two, and the other ends of its sockets.
 struct Pair {

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "comm_testing/patience.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
@@ -11,7 +12,7 @@ namespace ringspan {
 namespace {
 
 using Direction = Message::Direction;
-constexpr Communicator::Seconds kPatience{60.0};
+using comm_testing::kPatience;
 
 TEST(ThreadTransportTest, RingOfOneValue) {
   for (const int ranks : {2, 3, 4, 7}) {

@@ -18,8 +18,6 @@ constexpr std::uint32_t kSlotBits = 24;  // of a request; the rest is the slot's
 // How long block() may sleep: a waiting rank shows a sign of life at least this often.
 constexpr std::chrono::milliseconds kTick{20};
 
-bool sends(const Message& message) { return message.direction == Message::Direction::send; }
-
 std::string describe(const Message& message, std::uint64_t round) {
   return sends(message)
              ? fmt::format("waiting to send {} bytes to rank {} in {}", message.bytes, message.peer, round_name(round))

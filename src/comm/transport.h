@@ -26,6 +26,8 @@ namespace ringspan {
 
 struct SharedPoint;  // shared_points.h
 
+inline bool sends(const Message& message) { return message.direction == Message::Direction::send; }
+
 // A CommError that another rank caused and told us about; the rank where it began throws a plain CommError or its own error.
 class PeerFailure : public CommError {
  public:

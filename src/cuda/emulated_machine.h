@@ -138,26 +138,7 @@ class EmulatedMachine {
   template <DType kType, int kCount>
   void mma(Registers<float, kCount>& c, int tile, Registers<std::uint32_t, 4>& a, Registers<std::uint32_t, 4>& b, int half) {
     for (int warp = 0; warp < kThreads; warp += 32) {
-      float a_rows[16][16];
-      float b_columns[8][16];
-      for (int lane = 0; lane < 32; ++lane) {
-        const int g = lane / 4;
-        const int k = lane % 4 * 2;
-        for (int part = 0; part < 4; ++part) unpack<kType>(a[warp + lane][part], &a_rows[g + part % 2 * 8][k + part / 2 * 8]);
-        for (int part = 0; part < 2; ++part) unpack<kType>(b[warp + lane][half * 2 + part], &b_columns[g][k + part * 8]);
-      }
-      float sums[16][8];
-      const auto exchange = [&](auto&& move) {
-        for (int lane = 0; lane < 32; ++lane) {
-          float* const out = &c[warp + lane][tile * 4];
-          for (int element = 0; element < 4; ++element) {
-            move(out[element], sums[lane / 4 + element / 2 * 8][lane % 4 * 2 + element % 2]);
-          }
-        }
-      };
-      exchange([](float out, float& sum) { sum = out; });
-      multiply_rows(sums[0], a_rows[0], b_columns[0], 16, 8);
-      exchange([](float& out, float sum) { out = sum; });
+      multiply_fragments(kType, &c[warp][tile * 4], kCount, a[warp], &b[warp][half * 2]);
     }
   }
 

@@ -21,4 +21,8 @@ void multiply_rows(float* c, const float* a, const float* b, int rows, int colum
 // The same in the registers of a warpgroup, columns / 2 of each thread, for 64 rows; c anew unless it accumulates.
 void multiply_warpgroup(float* c, const float* a, const float* b, int columns, bool accumulate);
 
+// The same of one warp's mma.m16n8k16, whose lanes hold parts of the matrices as the PTX ISA places them: 4 numbers of c, 4
+// registers of 16-bit pairs of a and 2 of b. A lane's are `c_step` after those of the lane before, of a and b 4.
+void multiply_fragments(DType dtype, float* c, int c_step, const std::uint32_t* a, const std::uint32_t* b);
+
 }  // namespace ringspan::cuda

@@ -258,7 +258,7 @@ class UnitBackward {
   float slope_ = 0.0F;
 };
 
-std::int64_t thread_bytes(const TileOps& ops, const AttendShape& shape) {
+std::int64_t gradient_thread_bytes(const TileOps& ops, const AttendShape& shape) {
   std::int64_t bytes = 0;
   const BackwardScratch layout(ops, shape, nullptr, &bytes);
   return bytes;
@@ -276,7 +276,7 @@ class Dealer {
         tasks_(tasks),
         context_(context),
         units_(tasks, params.shape.group),
-        bytes_(thread_bytes(ops, params.shape)) {}
+        bytes_(gradient_thread_bytes(ops, params.shape)) {}
 
   void run() const {
     const std::int64_t threads = context_.pool.size(), units = units_.count();
@@ -346,7 +346,7 @@ class Dealer {
 }  // namespace
 
 std::int64_t attend_backward_tiled_scratch_bytes(const TileOps& ops, const AttendShape& shape) {
-  return turnstile_bytes(shape) + thread_bytes(ops, shape) * shape.threads;
+  return turnstile_bytes(shape) + gradient_thread_bytes(ops, shape) * shape.threads;
 }
 
 void attend_backward_tiled(const TileOps& ops, const AttendParams& params, std::span<const AttendTask> tasks,

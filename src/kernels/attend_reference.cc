@@ -12,8 +12,6 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
-
 // One (batch item, query head) of one task.
 template <DType kType>
 class HeadForward {

@@ -13,6 +13,8 @@
 
 namespace ringspan::kernels {
 
+inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
 struct RowResult {
   float factor;  // of acc; 0: the row has no key and no sink
   float lse;
@@ -20,16 +22,15 @@ struct RowResult {
 
 // sink: -inf where there is none.
 inline RowResult finish_state(float m, float l, float sink) {
-  constexpr float kNothing = -std::numeric_limits<float>::infinity();
-  if (m == kNothing) l = 0.0F;
+  if (m == kMinusInfinity) l = 0.0F;
   float keep = 1.0F;
-  if (sink != kNothing) {
+  if (sink != kMinusInfinity) {
     const float m_new = std::max(m, sink);
     keep = m == m_new ? 1.0F : std::exp(m - m_new);
     l = l * keep + (sink == m_new ? 1.0F : std::exp(sink - m_new));
     m = m_new;
   }
-  if (l == 0.0F) return {0.0F, kNothing};
+  if (l == 0.0F) return {0.0F, kMinusInfinity};
   return {keep / l, m + std::log(l)};
 }
 
@@ -91,8 +92,7 @@ void finish_row(const float* acc, float factor, typename Target::Type* o, float*
 // (m, l, acc) wherever that lies.
 inline void finish_task_row(const AttendParams& params, const AttendTask& task, std::int64_t batch, std::int64_t t,
                             std::int64_t row, float m, float l, const float* acc) {
-  constexpr float kNothing = -std::numeric_limits<float>::infinity();
-  const float sink = params.sinks != nullptr ? params.sinks[task.head_first + t * task.head_step] : kNothing;
+  const float sink = params.sinks != nullptr ? params.sinks[task.head_first + t * task.head_step] : kMinusInfinity;
   const RowResult result = finish_state(m, l, sink);
   const float factor = result.factor * params.output_scale;
   float* const o32 = task.o32.data != nullptr ? row_of<float>(task.o32, batch, t, row) : nullptr;
@@ -113,8 +113,7 @@ inline void finish_task_row(const AttendParams& params, const AttendTask& task, 
 // The same of a row whose state is where the task says, or that had nothing before.
 inline void finish_task_row(const AttendParams& params, const AttendTask& task, std::int64_t batch, std::int64_t t,
                             std::int64_t row) {
-  constexpr float kNothing = -std::numeric_limits<float>::infinity();
-  if (task.m.data == nullptr) return finish_task_row(params, task, batch, t, row, kNothing, 0.0F, nullptr);
+  if (task.m.data == nullptr) return finish_task_row(params, task, batch, t, row, kMinusInfinity, 0.0F, nullptr);
   finish_task_row(params, task, batch, t, row, *row_of<const float>(task.m, batch, t, row),
                   *row_of<const float>(task.l, batch, t, row), row_of<const float>(task.acc, batch, t, row));
 }

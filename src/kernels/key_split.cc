@@ -12,7 +12,7 @@ namespace {
 
 constexpr std::int64_t kLineFloats = 16;
 // Items that a thread has to itself, at least, before units share one.
-constexpr std::int64_t kItemsPerThread = 4;
+constexpr std::int64_t kPartsPerThread = 4;
 
 template <typename View>
 void advance(View& view, std::int64_t elements, std::int64_t element_size) {
@@ -53,7 +53,7 @@ KeySplit::KeySplit(const AttendTask& task, const AttendShape& shape, std::int64_
   rows_ = internal::round_up(heads * task.q_count, kLineFloats);
   state_floats_ = rows_ * (2 + shape.head_dim_v);
   const std::int64_t room = state_bytes(shape) / static_cast<std::int64_t>(sizeof(float)) / state_floats_;
-  const std::int64_t shared = units * parts_ / (kItemsPerThread * threads);
+  const std::int64_t shared = units * parts_ / (kPartsPerThread * threads);
   if (are_few) together_ = std::clamp<std::int64_t>(std::min(room, shared), 1, units_.kv_heads.size());
   const bool are_side_by_side = std::abs(task.k.head_stride) < std::abs(task.k.row_stride);
   step_keys_ = together_ > 1 && are_side_by_side ? multiple : part_keys_;

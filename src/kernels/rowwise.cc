@@ -12,7 +12,6 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 // Elements per piece of work: some ten microseconds.
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 15;
 

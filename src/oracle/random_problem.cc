@@ -11,13 +11,6 @@ namespace {
 
 constexpr std::int64_t kMaxTokens = 1500;
 
-bool is_prime(std::int64_t n) {
-  for (std::int64_t divisor = 2; divisor * divisor <= n; ++divisor) {
-    if (n % divisor == 0) return false;
-  }
-  return n >= 2;
-}
-
 // Lengths where code breaks: none, one, fewer than ranks, around tiles, primes; and many small ones, which are cheap.
 std::int64_t draw_tokens(RandomSource& random, int ranks) {
   switch (random.integer(0, 9)) {
@@ -205,6 +198,13 @@ std::int64_t work_of(const Problem& problem) {
     }
   }
   return pairs * problem.heads * (problem.head_dim + problem.head_dim_v);
+}
+
+bool is_prime(std::int64_t n) {
+  for (std::int64_t divisor = 2; divisor * divisor <= n; ++divisor) {
+    if (n % divisor == 0) return false;
+  }
+  return n >= 2;
 }
 
 RandomCase draw_case(std::uint64_t seed, std::uint64_t index) {

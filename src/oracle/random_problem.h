@@ -27,6 +27,8 @@ struct RandomCase {
 
 RandomCase draw_case(std::uint64_t seed, std::uint64_t index);
 
+bool is_prime(std::int64_t n);
+
 // Bound of the oracle's work: sum over heads and queries of the keys in reach, times (head_dim + head_dim_v).
 std::int64_t work_of(const Problem& problem);
 inline constexpr std::int64_t kMaxRandomWork = 150'000'000;

@@ -38,13 +38,6 @@ const std::vector<Choice>& choices() {
 
 std::string_view sharding_name(ShardingKind kind) { return choices()[5].values[static_cast<std::size_t>(kind)]; }
 
-bool is_prime(std::int64_t n) {
-  for (std::int64_t divisor = 2; divisor * divisor <= n; ++divisor) {
-    if (n % divisor == 0) return false;
-  }
-  return n >= 2;
-}
-
 // Calls see(choice, value) for everything that the case is an example of.
 template <typename See>
 void see_pattern(const Problem& p, See see) {

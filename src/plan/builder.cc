@@ -9,8 +9,6 @@
 namespace ringspan::internal {
 namespace {
 
-constexpr std::int64_t kAlignment = 64;
-
 // True for (batch, head, row) scalars.
 bool is_statistic(TensorKind kind) {
   switch (kind) {
@@ -263,7 +261,7 @@ Program ProgramBuilder::finish() {
     for (Region& region : program_.regions) {
       if ((region.component == Component::saved) != saved) continue;
       region.offset = offset;
-      offset += round_up(region.bytes, kAlignment);
+      offset += round_up(region.bytes, kViewAlignment);
     }
   }
   program_.arena_bytes = offset;

@@ -14,6 +14,8 @@
 
 namespace ringspan::internal {
 
+inline constexpr std::int64_t kViewAlignment = 64;  // bytes, of each view of the arena
+
 // Where the i-th position of an entry's box is in a view: row0 + i * step.
 struct Loc {
   std::int32_t view = -1;

@@ -11,7 +11,6 @@
 namespace ringspan::internal {
 namespace {
 
-constexpr std::int64_t kMostSteps = 16;
 constexpr std::size_t kMostOwners = std::size_t{1} << 18;  // of all parts: planning must not take longer than what it saves
 
 // Progressions that together are the remainders of `period`, with strides that divide it: long ones first.
@@ -44,7 +43,7 @@ std::optional<std::vector<std::vector<Progression>>> common_parts(std::span<cons
   std::int64_t period = 1;
   for (const Progression& p : all) {
     if (p.count > 1) period = std::lcm(period, p.stride);
-    if (period < 1 || period > kMostSteps) return std::nullopt;
+    if (period < 1 || period > kMostPeriod) return std::nullopt;
   }
   using Owners = std::vector<std::size_t>;
   std::map<std::tuple<std::int64_t, std::int64_t, Owners>, std::set<std::int64_t>> shared;  // begin, end and who: remainders

@@ -1,6 +1,7 @@
 // Common parts of progressions: what is in the same ones of them. And the heads on the key side of a task. Pure.
 #pragma once
 
+#include <cstdint>
 #include <optional>
 #include <span>
 #include <vector>
@@ -8,6 +9,9 @@
 #include "ringspan/sharding.h"
 
 namespace ringspan::internal {
+
+// Strides that come together later than this are not compared.
+inline constexpr std::int64_t kMostPeriod = 16;
 
 // Each progression in parts, of which any two, of whichever progressions, are equal or share nothing; as few as can easily be.
 // Nothing where their strides come together too seldom, or too many overlap. Cost: O(parts of all), times a logarithm.

@@ -13,8 +13,7 @@
 namespace ringspan::internal {
 namespace {
 
-constexpr std::int64_t kMostComparisons = std::int64_t{1} << 22;
-constexpr std::int64_t kAlignment = 64;  // bytes, of each view
+constexpr std::int64_t kMostFillComparisons = std::int64_t{1} << 22;
 
 class Compactor {
  public:
@@ -96,7 +95,7 @@ class Compactor {
 
   // Whether each reference is inside of one fill, and of one only.
   static bool place(Sums& sums) {
-    if (static_cast<std::int64_t>(sums.fills.size() * sums.references.size()) > kMostComparisons) return false;
+    if (static_cast<std::int64_t>(sums.fills.size() * sums.references.size()) > kMostFillComparisons) return false;
     for (Reference& reference : sums.references) {
       int found = 0;
       for (std::size_t index = 0; index < sums.fills.size(); ++index) {
@@ -122,7 +121,7 @@ class Compactor {
     for (const std::int32_t view : views) {
       const Sums& sums = sums_.at(view);
       if (!sums.is_known) return;
-      for (const RowItem& fill : sums.fills) bytes += round_up(bytes_of(fill, view), kAlignment);
+      for (const RowItem& fill : sums.fills) bytes += round_up(bytes_of(fill, view), kViewAlignment);
     }
     if (bytes >= builder_.region_bytes(region)) return;
     builder_.resize(region, bytes);
@@ -139,7 +138,7 @@ class Compactor {
         part.row_stride = fill.heads.count * part.width;
         part.batch_stride = fill.rows * part.row_stride;
         parts.push_back(builder_.add_view(part, region));
-        offset += round_up(bytes_of(fill, view), kAlignment);
+        offset += round_up(bytes_of(fill, view), kViewAlignment);
       }
       for (const Reference& reference : sums.references) {
         const RowItem& fill = sums.fills[reference.fill];

@@ -5,14 +5,15 @@
 #include <numeric>
 #include <utility>
 
+#include "plan/common_parts.h"
+
 namespace ringspan::internal {
 namespace {
 
 constexpr std::size_t kMostPlanes = 256;
-constexpr std::int64_t kMostSteps = 16;
 
 // Disjoint ranges [first, last]; neighbours that touch are one.
-class Ranges {
+class RangeSet {
  public:
   bool overlaps(std::int64_t first, std::int64_t last) const {
     const auto after = ends_.upper_bound(last);
@@ -46,15 +47,15 @@ class Ranges {
 // Rows in steps that divide `step`, as one set of ranges per remainder.
 struct StepRanges {
   std::int64_t step = 1;
-  std::map<std::int64_t, Ranges> by_remainder;
-  Ranges& of(std::int64_t row) { return by_remainder[row % step]; }
+  std::map<std::int64_t, RangeSet> by_remainder;
+  RangeSet& of(std::int64_t row) { return by_remainder[row % step]; }
   bool overlaps(const Strip& strip) {
     bool found = false;
-    for_runs(strip, [&](Ranges& ranges, std::int64_t first, std::int64_t last) { found |= ranges.overlaps(first, last); });
+    for_runs(strip, [&](RangeSet& ranges, std::int64_t first, std::int64_t last) { found |= ranges.overlaps(first, last); });
     return found;
   }
   void add(const Strip& strip) {
-    for_runs(strip, [](Ranges& ranges, std::int64_t first, std::int64_t last) { ranges.add(first, last); });
+    for_runs(strip, [](RangeSet& ranges, std::int64_t first, std::int64_t last) { ranges.add(first, last); });
   }
 
  private:
@@ -74,7 +75,7 @@ std::optional<std::int64_t> common_step(std::span<const Strip> strips) {
   std::int64_t step = 1;
   for (const Strip& strip : strips) {
     if (strip.count > 1) step = std::lcm(step, strip.step);
-    if (step < 1 || step > kMostSteps) return std::nullopt;
+    if (step < 1 || step > kMostPeriod) return std::nullopt;
   }
   return step;
 }

@@ -6,15 +6,15 @@
 #include <vector>
 
 #include "base/arithmetic.h"
+#include "plan/builder.h"
 #include "plan/fuse.h"
 
 namespace ringspan::internal {
 namespace {
 
 constexpr std::int64_t kRegionAlignment = 256;
-constexpr std::int64_t kViewAlignment = 64;
 
-std::string problem_refusal(const PlanData& data, Pass pass) {
+std::string partials_refusal(const PlanData& data, Pass pass) {
   const Problem& p = data.problem;
   std::string refusal = fused_problem_refusal(data);
   if (!refusal.empty() || pass == Pass::forward) return refusal;
@@ -263,7 +263,7 @@ class PartialsWriter {
 
 FusedProgram fuse_partials(const PlanData& data, Pass pass) {
   FusedProgram result;
-  result.refusal = problem_refusal(data, pass);
+  result.refusal = partials_refusal(data, pass);
   if (!result.refusal.empty()) return result;
   PartialsWriter writer(data, pass);
   result.refusal = writer.write();

@@ -11,6 +11,9 @@
 
 namespace ringspan::internal {
 
+// Planning must not take longer than what it saves: beyond these, rows stay with the launch.
+inline constexpr std::int64_t kMostComparisons = std::int64_t{1} << 24;
+
 struct RowLaunch {
   Launch launch;  // but first and count
   std::vector<RowItem> items;

@@ -12,8 +12,6 @@
 namespace ringspan::internal {
 namespace {
 
-// Planning must not take longer than what it saves: beyond these, rows stay with the launch.
-constexpr std::int64_t kMostComparisons = std::int64_t{1} << 24;
 constexpr std::int32_t kNoView = -1;
 
 // Operands of a finalize item.

@@ -14,7 +14,6 @@
 namespace ringspan::internal {
 namespace {
 
-constexpr std::int64_t kMostComparisons = std::int64_t{1} << 24;
 constexpr int kSums = 0, kGradient = 1;  // operands of the copy from sums to the caller's gradients
 
 class GradientSettler {

@@ -7,12 +7,12 @@
 
 #include "alloc/counting.h"
 #include "comm/agree.h"
+#include "comm_testing/patience.h"
 #include "comm_testing/worlds.h"
 
 namespace ringspan::comm_testing {
 namespace {
 
-constexpr Communicator::Seconds kPatience{60.0};
 constexpr int kRanks = 3;
 constexpr std::size_t kInFlight = 6;
 

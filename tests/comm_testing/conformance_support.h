@@ -14,6 +14,7 @@
 
 #include <fmt/format.h>
 
+#include "comm_testing/patience.h"
 #include "comm_testing/worlds.h"
 #include "ringspan/error.h"
 
@@ -23,7 +24,6 @@ using Direction = Message::Direction;
 using Seconds = Communicator::Seconds;
 using Bytes = std::vector<std::uint8_t>;
 
-inline constexpr Seconds kPatience{60.0};
 inline constexpr int kWorldSizes[] = {1, 2, 3, 4, 7};
 
 inline Message send_to(int peer, Bytes& data) {

@@ -145,7 +145,7 @@ TEST(Mission, NoDivisibilityConstraint) {
 // The prototypes allocated temporaries as large as the sequence. Buffers here are a few buckets, whatever n is.
 TEST(Mission, BucketsBoundTheBuffers) {
   for (const Strategy strategy : {Strategy::ring, Strategy::exchange, Strategy::pass_q}) {
-    Case test = make("causal", strategy, 4, 512, "zigzag");
+    Case test = make("causal", strategy, 4, 256, "zigzag");
     test.options.bucket_rows = 16;
     EXPECT_EQ(judge(test), "");
     test.options.bucket_rows = PlanOptions::kBucketNone;
