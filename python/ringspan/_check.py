@@ -2,6 +2,7 @@
 
 import numbers
 import operator
+import reprlib
 
 from .errors import InvalidArgument
 
@@ -57,6 +58,16 @@ def integers(values, name, least=None, most=INT64):
 def offsets(values, name):
     """cu_seqlens: the core's are of 32 bits."""
     return integers(values, name, 0, INT32)
+
+
+def packed(values, name, tokens=None):
+    """offsets(), of documents that follow each other, all `tokens` of them."""
+    entries = offsets(values, name)
+    if entries[:1] != [0] or any(end < begin for begin, end in zip(entries, entries[1:])):
+        raise InvalidArgument(f"{name} ({reprlib.repr(entries)}) must begin with 0 and not descend")
+    if tokens is not None and entries[-1] != tokens:
+        raise InvalidArgument(f"{name} ends at {entries[-1]}; it must end at the number of tokens ({tokens})")
+    return entries
 
 
 def number(value, name):

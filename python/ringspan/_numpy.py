@@ -3,6 +3,7 @@
 import numpy as np
 
 from . import _check, _core
+from ._core import PlanOptions
 from ._pattern import pattern_of
 from ._plan import make_options, make_problem
 from ._sharding import Sharding, canonical
@@ -44,10 +45,16 @@ def _statistics(array):  # (batch, heads, tokens)
     return (array.ctypes.data, array.strides[0] // 4, array.strides[2] // 4, array.strides[1] // 4)
 
 
+def _floats(values, name):
+    if np.iscomplexobj(values):
+        raise InvalidArgument(f"{name} is complex; expected real numbers")
+    return np.ascontiguousarray(values, dtype=np.float32)
+
+
 def _vector(values, name, shapes):
     if values is None:
         return None
-    values = np.ascontiguousarray(values, dtype=np.float32)
+    values = _floats(values, name)
     if values.shape not in shapes:
         raise InvalidArgument(f"{name} has shape {values.shape}; expected {' or '.join(map(str, shapes))}")
     return values
@@ -78,27 +85,32 @@ class _Call:
         if self.k.shape[3] != self.q.shape[3]:
             raise InvalidArgument(f"k.head_dim ({self.k.shape[3]}) must equal q.head_dim ({self.q.shape[3]})")
         batch, tokens_q, heads, head_dim = self.q.shape
+        if ranks is None and strategy not in ("auto", "local"):
+            PlanOptions().strategy = _check.text(strategy, "strategy")  # refuses what is none
+            raise InvalidArgument(f"strategy ({strategy!r}) is for several ranks: give ranks=, for so many in threads")
         ranks = 1 if ranks is None else _check.integer(ranks, "ranks", 1, _check.INT32)
         if isinstance(sharding, Sharding):
             if (sharding.tokens, sharding.ranks) != (tokens_q, ranks):
                 raise InvalidArgument(f"sharding is of {sharding.tokens} tokens over {sharding.ranks} ranks; expected {tokens_q} over {ranks}")
             sharding = sharding.kind
+        sharding = canonical(sharding)
         self.alibi, self.sinks = _vector(alibi_slopes, "alibi_slopes", ((heads,), (batch, heads))), _vector(sinks, "sinks", ((heads,),))
         problem = make_problem(
-            batch=batch, tokens_q=tokens_q, tokens_k=self.k.shape[1], heads=heads, kv_heads=self.k.shape[2], head_dim=head_dim,
+            batch=batch or 1, tokens_q=tokens_q, tokens_k=self.k.shape[1], heads=heads, kv_heads=self.k.shape[2], head_dim=head_dim,
             head_dim_v=self.v.shape[3], dtype=_DTYPES[self.q.dtype.name],
             pattern=pattern_of(pattern, causal, window, cu_seqlens is not None),
             cu_seqlens_q=cu_seqlens, cu_seqlens_k=cu_seqlens_k,
             scale=scale, softcap=softcap, alibi=self.alibi is not None, sinks=self.sinks is not None, dropout=dropout_p,
             seed=_check.seed(seed, "seed"),
-            ranks=ranks, sharding=canonical(sharding) if ranks > 1 else "contiguous",
+            ranks=ranks, sharding=sharding if ranks > 1 else "contiguous",
         )  # fmt: skip
         options = make_options(strategy=strategy, backward=backward, threads=max(1, num_threads() // ranks))
         if ranks == 1:
             options.strategy = "auto"
         # Both passes have the arrays at hand: o is read as it is, nothing is kept in an arena between them.
         options.keep_o_float32 = False
-        self.plans = [_core.make_plan(problem, options, rank) for rank in range(ranks)]
+        plans = [_core.make_plan(problem, options, rank) for rank in range(ranks)]
+        self.plans = plans if batch > 0 else []  # a batch of nothing, which no plan has, gives empty results
         if backward and problem.pattern.states > 1:
             raise Unsupported("attention_backward on NumPy arrays does not know the torchscale dialect; use ringspan.torch.attention")
         self.vectors = dict(
@@ -134,7 +146,7 @@ def attention(q, k, v, *, pattern=None, causal=False, window=None, cu_seqlens=No
     tensors = (_pointer(call.q), _pointer(call.k), _pointer(call.v), _pointer(o), _statistics(lse))
     if len(call.plans) == 1:
         _core.Session(call.plans[0]).forward(*tensors, **call.vectors)
-    else:
+    elif call.plans:
         _core.simulate_forward(call.plans, *tensors, **call.vectors)
     out = _restore(o, layout)
     if not return_lse:
@@ -161,7 +173,8 @@ def attention_backward(d_out, q, k, v, o, lse, *, dlse=None, pattern=None, causa
         if array is None:
             statistics.append(None)
             continue
-        array = np.ascontiguousarray(array[None] if layout == "thd" else array, dtype=np.float32)
+        array = _floats(array, name)
+        array = array[None] if layout == "thd" else array
         if array.shape != (b, h, n):
             raise InvalidArgument(f"{name} has shape {array.shape}; expected (batch, heads, tokens) {(b, h, n)}")
         statistics.append(array)
@@ -175,7 +188,7 @@ def attention_backward(d_out, q, k, v, o, lse, *, dlse=None, pattern=None, causa
     vectors = dict(call.vectors, dsinks=dsinks.ctypes.data if dsinks is not None else 0)
     if len(call.plans) == 1:
         _core.Session(call.plans[0]).backward(tensors, **vectors)
-    else:
+    elif call.plans:
         _core.simulate_backward(call.plans, tensors, **vectors)
     grads = tuple(_restore(a, layout) for a in (dq, dk, dv))
     return grads if dsinks is None else (*grads, dsinks)

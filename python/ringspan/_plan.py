@@ -2,6 +2,7 @@
 
 import copyreg
 import html
+import re
 
 from . import _check, _core
 from ._core import PlanOptions, Problem
@@ -37,16 +38,28 @@ def _tile(tile, name):
 
 
 def set_tokens(problem, tokens_q, tokens_k, cu_seqlens_q, cu_seqlens_k, lengths_q, lengths_k, starts_k):
-    """What of a Problem changes from call to call where caches grow and documents are packed."""
+    """What of a Problem changes from call to call where caches grow and documents are packed; None: not given."""
+
+    def checked(values, name, expected, most=_check.INT64):
+        entries = _check.integers(values, name, 0, most)
+        if values is not None and not entries and expected > 0:  # which the core takes for not given
+            raise InvalidArgument(f"{name} has 0 entries, expected {expected}")
+        return entries
+
     problem.tokens_q, problem.tokens_k = _check.integer(tokens_q, "tokens", 0), _check.integer(tokens_k, "tokens_k", 0)
-    problem.cu_seqlens_q, problem.cu_seqlens_k = _check.offsets(cu_seqlens_q, "cu_seqlens"), _check.offsets(cu_seqlens_k, "cu_seqlens_k")
-    problem.lengths_q, problem.lengths_k = _check.integers(lengths_q, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
-    problem.starts_k = _check.integers(starts_k, "starts_k", 0)
+    problem.cu_seqlens_q = checked(cu_seqlens_q, "cu_seqlens", 2, _check.INT32)
+    problem.cu_seqlens_k = checked(cu_seqlens_k, "cu_seqlens_k", 2, _check.INT32)
+    if lengths_q is not None and lengths_k is None:
+        if tokens_q != tokens_k:
+            raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {tokens_q} tokens and k {tokens_k}; give both")
+        lengths_k = lengths_q = tuple(_check.integers(lengths_q, "lengths", 0))
+    problem.lengths_q, problem.lengths_k = checked(lengths_q, "lengths", problem.batch), checked(lengths_k, "lengths_k", problem.batch)
+    problem.starts_k = checked(starts_k, "starts_k", problem.batch)
 
 
 def make_problem(
-    *, batch, tokens_q, tokens_k, heads, kv_heads, head_dim, head_dim_v, dtype, pattern, cu_seqlens_q=(), cu_seqlens_k=(),
-    lengths_q=(), lengths_k=(), starts_k=(), scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
+    *, batch, tokens_q, tokens_k, heads, kv_heads, head_dim, head_dim_v, dtype, pattern, cu_seqlens_q=None, cu_seqlens_k=None,
+    lengths_q=None, lengths_k=None, starts_k=None, scale=None, softcap=0.0, alibi=False, sinks=False, dropout=0.0, seed=0, ranks=1,
     sharding="contiguous", sharding_k=None, replicated_q=False,
 ):  # fmt: skip
     """A Problem; its pattern is a checked value."""
@@ -87,7 +100,7 @@ def make_options(
     options.attend_kernel = options.attend_backward_kernel = _check.text(kernel, "kernel")
     options.attend_tile, options.attend_backward_tile = _tile(tile, "tile"), _tile(backward_tile, "backward_tile")
     device = _check.text(str(device) if type(device).__module__ == "torch" else device, "device")  # a torch.device, as attention() takes
-    options.device = "cuda" if device.startswith("cuda") else device
+    options.device = "cuda" if re.fullmatch(r"cuda(-emulated)?(:\d+)?", device) else device
     options.host_tensors = _check.flag(host_tensors, "host_tensors")
     options.partials = _check.text(partials, "partials")
     options.keep_o_float32 = (not host_tensors and kernel not in LIBRARIES) if keep_o_float32 is None else keep_o_float32
@@ -249,13 +262,10 @@ def plan(
     rank = _check.integer(rank, "rank", 0, _check.INT32)
     replicated_q = _check.flag(replicated_q, "replicated_q")
     queries, keys = both_sides(sharding, sharding_k, replicated_q)
-    lengths, lengths_k = _check.integers(lengths, "lengths", 0), _check.integers(lengths_k, "lengths_k", 0)
     tokens_k = tokens if tokens_k is None else _check.integer(tokens_k, "tokens_k", 0)
     for dealt, count, name in ((queries, tokens, ""), (keys, tokens_k, " of keys")):
         if dealt.mismatch(count, ranks):
             raise InvalidArgument(f"{dealt.mismatch(count, ranks)}; expected {count}{name} over {ranks}")
-    if lengths and not lengths_k and tokens_k != tokens:
-        raise InvalidArgument(f"lengths are given, but lengths_k are not, and there are {tokens} tokens and {tokens_k} of keys; give both")
     problem = make_problem(
         batch=batch,
         tokens_q=tokens,
@@ -269,7 +279,7 @@ def plan(
         cu_seqlens_q=cu_seqlens,
         cu_seqlens_k=cu_seqlens_k,
         lengths_q=lengths,
-        lengths_k=lengths_k or lengths,
+        lengths_k=lengths_k,
         starts_k=starts_k,
         scale=scale,
         softcap=softcap,

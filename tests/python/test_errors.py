@@ -113,6 +113,23 @@ def test_tensors(q, k, v, error, text):
     assert text in str(caught.value), str(caught.value)
 
 
+@pytest.mark.parametrize("change", [
+    dict(pattern="casual"), dict(pattern="documents"), dict(pattern="window:1,1", window=(2, 2)), dict(sharding="zigzak"), dict(sharding=5),
+    dict(strategy="rong"), dict(ranks=2, sharding_k="zigzak"), dict(scale="x"),
+])  # fmt: skip
+def test_arguments_of_compiled_functions(change):
+    """As without a compiler; the whole of a graph ends in torch's error, which tells ours."""
+    with pytest.raises(ringspan.InvalidArgument) as plain:
+        rt.attention(X, X, X, **change)
+    torch._dynamo.reset()
+    with pytest.raises(ringspan.InvalidArgument) as compiled:
+        torch.compile(lambda x: rt.attention(x, x, x, **change), backend="eager")(X)
+    assert str(compiled.value) == str(plain.value)
+    torch._dynamo.reset()
+    with pytest.raises(Exception, match="InvalidArgument"):
+        torch.compile(lambda x: rt.attention(x, x, x, **change), backend="eager", fullgraph=True)(X)
+
+
 def test_tensors_elsewhere_are_refused_by_name():
     class Elsewhere:
         type = "cuda"
@@ -182,6 +199,27 @@ def test_forward_mode_is_refused():
         with pytest.raises(ringspan.Unsupported, match="v has a tangent"):
             rt.attention(q, q, dual)
         assert torch.isfinite(rt.attention(q, q, q)).all()  # a constant in the middle of it
+        slopes = torch.ones(2)
+        with pytest.raises(ringspan.Unsupported, match="alibi_slopes has a tangent"):
+            rt.attention(q, q, q, alibi_slopes=forward_ad.make_dual(slopes, slopes))
+    with pytest.raises(ringspan.Unsupported, match="alibi_slopes is inside of torch.func.grad"):
+        torch.func.jvp(lambda s: rt.attention(q, q, q, alibi_slopes=s).sum(), (slopes,), (slopes,))
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("which", [0, 1])
+def test_forward_mode_of_backward_is_refused(which, compiled):
+    q = torch.randn(1, 8, 2, 8, requires_grad=True)
+    function = lambda x: rt.attention(x, x, x, return_lse=True)  # noqa: E731
+    output = (torch.compile(function, backend="aot_eager", fullgraph=True) if compiled else function)(q)[which]
+    ones = torch.ones_like(output)
+    name = ("the gradient of o", "the gradient of lse")[which]
+    with forward_ad.dual_level(), pytest.raises(ringspan.Unsupported, match=f"{name} has a tangent"):
+        torch.autograd.grad(output, q, grad_outputs=forward_ad.make_dual(ones, ones), retain_graph=True)
+    assert torch.isfinite(torch.autograd.grad(output, q, grad_outputs=ones, retain_graph=True)[0]).all()
+    if not compiled:
+        with pytest.raises(ringspan.Unsupported, match=f"{name} is inside of torch.func.grad"):
+            torch.func.jvp(lambda g: torch.autograd.grad(output, q, grad_outputs=g)[0], (ones,), (ones,))
 
 
 @pytest.mark.parametrize("transform", ["grad", "vjp", "jvp", "jacrev", "per sample"])
@@ -223,7 +261,10 @@ def test_derivatives_without_a_rule_are_refused_in_compiled_functions(transform,
 
 
 def test_a_compiled_function_refuses_a_tangent_from_outside():
-    q = torch.randn(1, 8, 2, 8)
+    q, slopes = torch.randn(1, 8, 2, 8), torch.ones(2)
+    biased = torch.compile(lambda s: rt.attention(q, q, q, alibi_slopes=s), backend="aot_eager", fullgraph=True)
+    with forward_ad.dual_level(), pytest.raises(ringspan.Unsupported, match="alibi_slopes has a tangent"):
+        biased(forward_ad.make_dual(slopes, slopes))
     function = torch.compile(lambda x: rt.attention(x, x, x), backend="aot_eager", fullgraph=True)
     with forward_ad.dual_level(), pytest.raises(ringspan.Unsupported, match="q has a tangent"):
         function(forward_ad.make_dual(q, q))
@@ -248,10 +289,52 @@ def test_slopes_that_require_a_gradient_are_refused_under_vmap():
         torch.vmap(lambda s: rt.attention(q, q, q, alibi_slopes=s))(slopes)
 
 
+@pytest.mark.parametrize("empty", [[], (), torch.empty(0, dtype=torch.int64)])
+@pytest.mark.parametrize("name", ["lengths", "lengths_k", "starts_k", "cu_seqlens_k"])
+def test_a_list_without_entries_is_not_left_out(name, empty):
+    more = {"cu_seqlens": [0, 8]} if name == "cu_seqlens_k" else {}
+    expected = 2 if more else X.shape[0]
+    with pytest.raises(ValueError, match=f"{name} has 0 entries, expected {expected}"):
+        rt.attention(X, X, X, **{name: empty}, **more)
+    with pytest.raises(ValueError, match=f"{name} has 0 entries, expected {expected}"):
+        ringspan.plan(8, batch=X.shape[0], **{name: empty}, **more)
+    if not more:  # a batch of nothing
+        assert rt.attention(X[:0], X[:0], X[:0], **{name: empty}).shape == X[:0].shape
+
+
+def test_devices_of_plans_are_those_of_calls():
+    assert ringspan.plan(8, device="cuda:1") == ringspan.plan(8, device="cuda")
+    for device in ("cudaxyz", "cuda:x", "cuda:"):
+        with pytest.raises(ValueError, match=f"unknown kind of device '{device}'"):
+            ringspan.plan(8, device=device)
+
+
+def test_arrays_are_refused_as_tensors_are():
+    x = np.ones((1, 6, 2, 8), np.float32)
+    for options, text in [
+        (dict(strategy="ring"), r"strategy \('ring'\) is for several ranks: give ranks="),
+        (dict(strategy="rong"), "unknown strategy 'rong'"),
+        (dict(sharding="zag"), "unknown sharding 'zag'"),
+        (dict(alibi_slopes=[1j, 1j]), "alibi_slopes is complex"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            ringspan.attention(x, x, x, **options)
+    o, lse = ringspan.attention(x, x, x, return_lse=True)
+    with pytest.raises(ValueError, match="dlse is complex"):
+        ringspan.attention_backward(o, x, x, x, o, lse, dlse=lse * 1j)
+    nothing = x[:0]
+    o, lse = ringspan.attention(nothing, nothing, nothing, return_lse=True)
+    assert (o.shape, lse.shape) == ((0, 6, 2, 8), (0, 2, 6))
+    sinks = np.ones(2, np.float32)
+    gradients = ringspan.attention_backward(o, nothing, nothing, nothing, o, lse, sinks=sinks)
+    assert [g.shape for g in gradients] == [nothing.shape] * 3 + [(2,)]
+    assert not gradients[3].any()
+
+
 def test_lengths_of_queries_are_not_taken_for_those_of_other_keys():
     q = X[:, :4]
     with pytest.raises(ValueError, match=r"lengths are given, but lengths_k are not, and q has 4 tokens and k 8"):
         rt.attention(q, X, X, lengths=[4] * X.shape[0])
     rt.attention(q, X, X, lengths=[4] * X.shape[0], lengths_k=[8] * X.shape[0])
-    with pytest.raises(ValueError, match=r"lengths are given, but lengths_k are not, and there are 4 tokens and 8 of keys"):
+    with pytest.raises(ValueError, match=r"lengths are given, but lengths_k are not, and q has 4 tokens and k 8"):
         ringspan.plan(4, tokens_k=8, lengths=[4])

@@ -84,6 +84,30 @@ def test_over_ranks():
     assert all(run_ranks(3, _compare))
 
 
+def _lengths_of_queries(rank, ranks):
+    """Whether they are those of the keys too is decided by the tokens of all ranks."""
+    group = dist.group.WORLD
+    torch.manual_seed(0)
+    x, keys = torch.randn(1, 7, 2, 8), torch.randn(1, 8, 2, 8)
+    expected = rt.attention(x, x, x, lengths=[5])
+    queries, others = rt.Sharding("contiguous", tokens=7, ranks=2), rt.Sharding("zigzag", tokens=7, ranks=2)
+    local = others.shard(x, rank=rank)
+    o = rt.attention(queries.shard(x, rank=rank), local, local, group=group, sharding=queries, sharding_k=others, lengths=[5])
+    assert_close(queries.unshard(o, group=group), expected)
+    assert_close(rt.attention(x, local, local, group=group, replicated_q=True, sharding=others, lengths=[5]), expected)
+    striped = rt.Sharding("striped", tokens=8, ranks=2)
+    local, few = striped.shard(keys, rank=rank), x[:, :4]  # as many as a rank has keys
+    with pytest.raises(ringspan.InvalidArgument, match="lengths_k are not, and q has 4 tokens and k 8"):
+        rt.attention(few, local, local, group=group, replicated_q=True, sharding=striped, lengths=[4])
+    o = rt.attention(few, local, local, group=group, replicated_q=True, sharding=striped, lengths=[4], lengths_k=[8])
+    assert_close(o, rt.attention(few, keys, keys))
+    return True
+
+
+def test_lengths_of_queries_over_ranks():
+    assert all(run_ranks(2, _lengths_of_queries))
+
+
 def test_one_graph_for_all_numbers():
     torch._dynamo.reset()
     counted = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")

@@ -97,6 +97,16 @@ def test_dimensions_of_sharded_tensors():
         sharding.unshard(parts, dim=7)
     with refused(text):
         sharding.next_labels(X, rank=0, dim=7)
+    for offsets, text in [
+        ([4, 6], r"cu_seqlens \(\[4, 6\]\) must begin with 0 and not descend"),
+        ([0, 8, 4, 9], "must begin with 0 and not descend"),
+        ([], r"cu_seqlens \(\[\]\) must begin with 0"),
+        ([0, 4, 99], r"cu_seqlens ends at 99; it must end at the number of tokens \(9\)"),
+    ]:
+        with refused(text):
+            sharding.next_labels(X, rank=0, cu_seqlens=offsets)
+    with refused("expected a tensor with 9 tokens in dimension 1, not ndarray"):
+        sharding.shard(X.numpy(), rank=0)
     with refused(r"dim \(-5\) must be in \[-4, 4\)"):
         sharding.shard(X, rank=0, dim=-5)
     with refused(r"dim \(0.5\) must be an integer"):

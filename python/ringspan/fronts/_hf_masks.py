@@ -54,11 +54,22 @@ class Sequence:
     documents: tuple[int, ...] | None
 
 
+class _NotATensor(Unsupported, AttributeError):
+    """hasattr() is answered as for any other object."""
+
+
+_OWN_SCORES = (
+    "this model, or a part of it, does not ask transformers' attention interface for attention: it computes scores itself, with a mask that is a "
+    "tensor, which ringspan never makes; load it with attn_implementation='eager' (or 'sdpa', where the model has it)"
+)
+
+
 @dataclasses.dataclass(frozen=True, eq=False)
 class Mask:
     """What the mask function gives to every layer: structure for shards of a group, parts for whole tensors.
 
-    generate() makes masks ahead for static caches, and treats them like 4-D tensors until they come back to the mask function."""
+    generate() makes masks ahead for static caches, and treats them like 4-D tensors until they come back to the mask function. A model
+    that computes scores itself treats them like tensors, too, and is told what to do."""
 
     ndim = 4
 
@@ -75,6 +86,23 @@ class Mask:
 
     def contiguous(self):
         return self
+
+    def _refuse(self, *_):
+        raise Unsupported(_OWN_SCORES)
+
+    __getitem__ = __lt__ = __le__ = __gt__ = __ge__ = __neg__ = __invert__ = _refuse
+    __add__ = __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __and__ = __or__ = _refuse
+    __hash__ = object.__hash__
+
+    def __eq__(self, other):
+        return self._refuse() if isinstance(other, (int, float, torch.Tensor)) else NotImplemented
+
+    def __getattr__(self, name):
+        raise _NotATensor(f"{_OWN_SCORES}; what it asked of its mask is '{name}'")
+
+    @classmethod
+    def __torch_function__(cls, *_):
+        raise Unsupported(_OWN_SCORES)
 
 
 def structure_of(function):

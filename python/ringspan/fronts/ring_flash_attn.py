@@ -128,7 +128,7 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal, rank, world_size):
     bounds = offsets[left : right + 1]
     queries = [min(max(offset - begin, 0), length) for offset in bounds]
     keys = [offset - bounds[0] for offset in bounds[:-1]] + [(end if causal else bounds[-1]) - bounds[0]]
-    like = dict(dtype=cu_seqlens.dtype, device=cu_seqlens.device)
+    like = dict(dtype=cu_seqlens.dtype, device=cu_seqlens.device) if isinstance(cu_seqlens, torch.Tensor) else dict(dtype=torch.int32)
     longest = [max(b - a for a, b in zip(part, part[1:])) for part in (queries, keys)]
     return torch.tensor(queries, **like), torch.tensor(keys, **like), *longest, slice(bounds[0], end if causal else bounds[-1])
 
@@ -136,7 +136,7 @@ def llama3_flash_attn_prepare_cu_seqlens(cu_seqlens, causal, rank, world_size):
 def _gathered_offsets(cu_seqlens_q, local_k_slice, group):
     """cu_seqlens of all tokens: every rank knows where sequences begin among its own, and whether its first one began before."""
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
-    *begins, length = (int(x) for x in cu_seqlens_q.tolist())
+    *begins, length = cu_seqlens_q
     mine = [rank * length + offset for offset in begins[1:]]
     mine += [rank * length] if local_k_slice.start == rank * length else []
     everyone = [None] * ranks
@@ -157,10 +157,13 @@ def llama3_flash_attn_varlen_func(q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqle
             raise InvalidArgument(f"heads_k_stride ({heads_k_stride}) must divide the number of kv heads ({k.shape[1]})")
         if not isinstance(local_k_slice, slice):
             raise InvalidArgument(f"local_k_slice ({local_k_slice!r}) must be a slice")
-        check_offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q, "max_seqlen_q")
-        given = (cu_seqlens_q.tolist(), cu_seqlens_k.tolist(), local_k_slice)
+        given = (
+            check_offsets("cu_seqlens_q", cu_seqlens_q, q.shape[0], max_seqlen_q, "max_seqlen_q"),
+            check_offsets("cu_seqlens_k", cu_seqlens_k, None, max_seqlen_k, "max_seqlen_k"),
+            local_k_slice,
+        )
     meet(group, "llama3_flash_attn_varlen_func")
-    offsets = _gathered_offsets(cu_seqlens_q, local_k_slice, group)
+    offsets = _gathered_offsets(given[0], local_k_slice, group)
     ranks, rank = torch.distributed.get_world_size(group), torch.distributed.get_rank(group)
     expected = llama3_flash_attn_prepare_cu_seqlens(torch.tensor(offsets, device="cpu"), causal, rank, ranks)
     with together(group):

@@ -312,7 +312,7 @@ def attention(
             sizes = _sizes(q, layout)
             others = (
                 *_vectors(q, sizes, alibi_slopes, sinks, host_tensors),
-                *_lists(sizes[1], _sizes(k, layout)[1], cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k),
+                *_lists(cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k),
                 _seed(dropout_p, dropout_seed),
             )
         if layout == "thd":
@@ -352,17 +352,12 @@ def _vectors(q, sizes, alibi_slopes, sinks, host_tensors):
     return alibi_slopes, sinks
 
 
-def _lists(tokens_q, tokens_k, cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k):
-    """As tensors."""
+def _lists(cu_seqlens, cu_seqlens_k, lengths, lengths_k, starts_k):
+    """As tensors. Whether they suit the tokens is known once those of all ranks are (Call.problem)."""
     cu_q, cu_k = _offsets(cu_seqlens, "cu_seqlens"), _offsets(cu_seqlens_k, "cu_seqlens_k")
     if cu_k is not None and cu_q is None:
         raise InvalidArgument("cu_seqlens_k is given without cu_seqlens")
-    len_q, len_k = _offsets(lengths, "lengths"), _offsets(lengths_k, "lengths_k")
-    if len_q is not None and len_k is None:
-        if tokens_q != tokens_k:
-            raise InvalidArgument(f"lengths are given, but lengths_k are not, and q has {tokens_q} tokens and k {tokens_k}; give both")
-        len_k = len_q
-    return cu_q, cu_k, len_q, len_k, _offsets(starts_k, "starts_k")
+    return cu_q, cu_k, _offsets(lengths, "lengths"), _offsets(lengths_k, "lengths_k"), _offsets(starts_k, "starts_k")
 
 
 def _looked_at(q, k, v, sinks, options):
@@ -437,9 +432,23 @@ def _checked(layout, device, host_tensors, pattern, causal, window, documents, s
         _check.integer(bucket_rows, "bucket_rows", 0), _check.text(kernel, "kernel"), device, host_tensors,
         _check.flag(deterministic, "deterministic"), partials,
     )  # fmt: skip
-    if not torch.compiler.is_compiling():
+    if torch.compiler.is_compiling():
+        mistake = _mistake(text)
+        if mistake:
+            raise InvalidArgument(mistake)
+    else:
         decode(text)
     return _Checked(text, device, host_tensors, queries, keys, ranks, alone, _of_several(strategy, sharding_k, replicated_q) if alone else "")
+
+
+@torch.compiler.assume_constant_result  # decode() cannot be traced, and what the fake kernel raises would not break the graph
+def _mistake(text):
+    """What decode() says against the text; "": nothing."""
+    try:
+        decode(text)
+    except Exception as error:
+        return str(error)
+    return ""
 
 
 _latest_checked = functools.lru_cache(maxsize=256, typed=True)(_checked)  # typed: True is not 1

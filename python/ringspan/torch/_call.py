@@ -14,7 +14,11 @@ DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16", torch.float16: "
 
 
 def _ints(t):
-    return tuple(t.tolist()) if t is not None else ()
+    return tuple(t.tolist()) if t is not None else None
+
+
+_LISTS = ("cu_seqlens", "cu_seqlens_k", "lengths", "lengths_k", "starts_k")
+_NO_LISTS = (None,) * 5
 
 
 def text_hash(text):
@@ -107,10 +111,10 @@ class Call:
     def problem(self, tokens_q, tokens_k, ranks):
         (b, _, h, d), (_, _, h_k, _), (_, _, _, d_v), dtype = self.shape
         problem = _problem_of(self.spec.text, b, h, h_k, d, d_v, dtype, self.alibi, self.sinks, ranks).__copy__()
-        if any(self.lists):
-            set_tokens(problem, tokens_q, tokens_k, *self.lists)
-        else:
+        if self.lists == _NO_LISTS:
             problem.tokens_q, problem.tokens_k = tokens_q, tokens_k
+        else:
+            set_tokens(problem, tokens_q, tokens_k, *self.lists)
         return problem
 
     def options(self, threads, ranks, device="cpu"):
@@ -131,11 +135,7 @@ class Call:
             ("head_dim_v", d_v, None),
             hashed("dtype", dtype),
             hashed("pattern, causal or window", str(s.pattern)),
-            hashed("cu_seqlens", list(self.lists[0])),
-            hashed("cu_seqlens_k", list(self.lists[1])),
-            hashed("lengths", list(self.lists[2])),
-            hashed("lengths_k", list(self.lists[3])),
-            hashed("starts_k", list(self.lists[4])),
+            *(hashed(name, values and list(values)) for name, values in zip(_LISTS, self.lists)),
             hashed("scale", s.scale),
             hashed("softcap", s.softcap),
             hashed("dropout_p", s.dropout),

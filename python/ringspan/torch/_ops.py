@@ -7,12 +7,14 @@ dispatcher would do nothing but pass ordinary tensors on to the kernel, attend()
 """
 
 import torch
+from torch._subclasses.fake_tensor import is_fake
 from torch.autograd import forward_ad
 
 from .. import _core
 from ..errors import Unsupported
 from . import _execute
 from ._call import Known
+from ._sessions import together
 from ._spec import decode, with_backward
 
 _TAIL = (
@@ -53,12 +55,16 @@ def _tangent(t):
     return forward_ad.unpack_dual(t).tangent if forward_ad._current_level >= 0 else None
 
 
-def check_derivatives(q, k, v, sinks):
-    """What the op has no rule for would come out as zeros or None, without a word, or with torch's words about setup_context."""
+def check_derivatives(q, k, v, sinks, alibi=None):
+    _check_derivatives_of(("q", q), ("k", k), ("v", v), ("sinks", sinks), ("alibi_slopes", alibi))
+
+
+def _check_derivatives_of(*named):
+    """What the ops have no rule for would come out as zeros or None, without a word, or with torch's words about setup_context."""
     functorch = torch._C._functorch
     if forward_ad._current_level < 0 and functorch.maybe_current_level() is None:
         return
-    for name, t in (("q", q), ("k", k), ("v", v), ("sinks", sinks)):
+    for name, t in named:
         while isinstance(t, torch.Tensor) and functorch.is_functorch_wrapped_tensor(t):
             if functorch.is_gradtrackingtensor(t) and (t.requires_grad or _tangent(t) is not None):
                 raise Unsupported(f"{name} is inside of torch.func.grad, vjp, jvp or a transform made of them, for which attention has no rule; "
@@ -125,7 +131,7 @@ class _Attention(torch.autograd.Function):
             number = None
         else:
             ctx.call, spec, as_given = None, decode(spec), False
-            o, lse, saved, number = _below(keys, *inputs)
+            o, lse, saved, number = _below(attention_forward, keys, *inputs)
         ctx.set_materialize_grads(False)
         # Where o was kept in float32 the rounded one is not read. All ways save the same: a checkpoint may take another one when it computes again.
         keeps = _execute.keeps_o(spec, q)
@@ -155,7 +161,7 @@ class _Attention(torch.autograd.Function):
                 number = _execute.empty_number(q, ctx.group)
             if ctx.heads_first:
                 d_out, q, k, v, o = _execute.swapped(d_out, q, k, v, o)
-            dq, dk, dv, dsinks = torch.ops.ringspan.attention_backward(
+            dq, dk, dv, dsinks = attention_backward(
                 d_out, dlse, q, k, v, o, lse, saved, number, alibi, sinks, *lists, seed, ctx.text, ctx.group
             )
             if ctx.heads_first:
@@ -167,9 +173,24 @@ class _Attention(torch.autograd.Function):
 _apply = super(torch.autograd.Function, _Attention).apply
 
 
-def _below(keys, *inputs):
+class _Backward(torch.autograd.Function):
+    """The op of that name; without it torch takes what the op returns for constants."""
+
+    @staticmethod
+    def forward(ctx, keys, *inputs):
+        return _below(attention_backward, keys, *inputs)
+
+    @staticmethod
+    def backward(ctx, *_):
+        raise Unsupported(
+            "the gradient of a gradient of attention (create_graph=True, a Hessian, a gradient penalty) is not there; torch's "
+            "scaled_dot_product_attention has it with sdpa_kernel(SDPBackend.MATH)"
+        )
+
+
+def _below(op, keys, *inputs):
     with torch._C._AutoDispatchBelowAutograd():
-        return attention_forward.default.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
+        return op.default.redispatch(keys & torch._C._after_autograd_keyset, *inputs)
 
 
 def _need_gradients(*tensors):
@@ -184,11 +205,28 @@ def _need_gradients(*tensors):
 def _autograd(keys, q, k, v, alibi, sinks, *rest):
     """Only here it is known whether gradients are needed: under vmap, in a graph that was compiled or exported, tensors do not say it before."""
     *rest, text, group = rest
-    check_derivatives(q, k, v, sinks)
-    if not _need_gradients(q, k, v, alibi, sinks):
-        return _below(keys, q, k, v, alibi, sinks, *rest, text, group)
-    check_slopes(alibi)
+    needed = _need_gradients(q, k, v, alibi, sinks)
+    with _of_all(group, q):
+        check_derivatives(q, k, v, sinks, alibi)
+        if needed:
+            check_slopes(alibi)
+    if not needed:
+        return _below(attention_forward, keys, q, k, v, alibi, sinks, *rest, text, group)
     return _Attention.apply(keys, q, k, v, alibi, sinks, *rest, with_backward(text), group)
+
+
+@torch.compiler.disable
+def _autograd_of_backward(keys, d_out, dlse, *rest):
+    with _of_all(rest[-1], d_out):
+        _check_derivatives_of(("the gradient of o", d_out), ("the gradient of lse", dlse))
+    if not _need_gradients(*(t for t in (d_out, dlse, *rest) if isinstance(t, torch.Tensor))):
+        return _below(attention_backward, keys, d_out, dlse, *rest)
+    return _Backward.apply(keys, d_out, dlse, *rest)
+
+
+def _of_all(group, t):
+    """An error inside is that of all ranks, unless t is one of a compiler's, whose ranks do not talk."""
+    return together("" if is_fake(t) else group)
 
 
 def _attend_alone(q, k, v, alibi, sinks, lists, seed, known):
@@ -219,15 +257,8 @@ def attend(q, k, v, alibi, sinks, cu_q, cu_k, len_q, len_k, start_k, seed, spec,
     return o.transpose(1, 2) if heads_first else o, lse
 
 
-def _backward_of_backward(ctx, *_):
-    raise Unsupported(
-        "the gradient of a gradient of attention (create_graph=True, a Hessian, a gradient penalty) is not there; torch's "
-        "scaled_dot_product_attention has it with sdpa_kernel(SDPBackend.MATH)"
-    )
-
-
 _library = torch.library.Library("ringspan", "FRAGMENT")
 _library.impl("attention_forward", _autograd, "Autograd", with_keyset=True)
-torch.library.register_autograd("ringspan::attention_backward", _backward_of_backward)  # without it torch takes it for a constant
+_library.impl("attention_backward", _autograd_of_backward, "Autograd", with_keyset=True)
 
-attention_forward = torch.ops.ringspan.attention_forward
+attention_forward, attention_backward = torch.ops.ringspan.attention_forward, torch.ops.ringspan.attention_backward

@@ -140,7 +140,8 @@ class Sharding(_Sharding):
         if self.tokens > 1:
             labels.narrow(dim, 0, self.tokens - 1).copy_(tokens.narrow(dim, 1, self.tokens - 1))
         if cu_seqlens is not None:
-            last = torch.as_tensor([int(x) - 1 for x in cu_seqlens[1:] if int(x) > 0], dtype=torch.int64, device=labels.device)
+            ends = _check.packed(cu_seqlens, "cu_seqlens", self.tokens)[1:]
+            last = torch.as_tensor([end - 1 for end in ends if end > 0], dtype=torch.int64, device=labels.device)
             labels.index_fill_(dim, last, ignore_index)
         return self.shard(labels, rank=rank, dim=dim)
 
@@ -174,6 +175,8 @@ class Sharding(_Sharding):
 
     def _checked_dim(self, tensor, dim, expected):
         """The dimension counted from the first; the tensor has `expected` tokens in it."""
+        if not isinstance(tensor, torch.Tensor):
+            raise InvalidArgument(f"expected a tensor with {expected} tokens in dimension {dim}, not {type(tensor).__name__}")
         dim, dims = _check.integer(dim, "dim"), tensor.dim()
         if not -dims <= dim < dims:
             raise InvalidArgument(f"dim ({dim}) must be in [{-dims}, {dims}), for the tensor has {dims} dimensions")

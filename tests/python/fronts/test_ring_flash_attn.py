@@ -147,6 +147,9 @@ def llama3_functions(rank, p):
         out, lse, _ = rfa.llama3_flash_attn_varlen_func(q, k, v, *rest, causal=causal, return_attn_probs=True)
         seen = dense.packed(offsets.tolist(), offsets.tolist(), causal=causal)
         check_local(f"rank {rank}/{p}: llama3 causal={causal}", out, lse, (q, k, v), whole, seen, mine)
+        lists = (prepared[0].tolist(), prepared[1].tolist(), *rest[2:])
+        assert torch.equal(rfa.llama3_flash_attn_varlen_func(q, k, v, *lists, causal=causal), out)
+        assert rfa.llama3_flash_attn_prepare_cu_seqlens(offsets.tolist(), causal, rank, p)[0].tolist() == lists[0]
         kv = torch.stack((k, v), dim=1)
         assert torch.equal(rfa.llama3_flash_attn_varlen_kvpacked_func(q, kv, *rest, causal=causal), out)
         (qkv,) = dense.tensors((n // p, 3, H, D), seed=rank)

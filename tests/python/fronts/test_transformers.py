@@ -126,6 +126,38 @@ def test_other_families(name, config):
     dense.close(name, out, expected)
 
 
+@torch.no_grad()
+@pytest.mark.parametrize("name, config", [
+    ("BloomForCausalLM", dict(vocab_size=50, hidden_size=24, n_layer=1, n_head=3)),
+    ("CodeGenForCausalLM", dict(vocab_size=50, n_embd=32, n_layer=1, n_head=4, rotary_dim=4, n_positions=64, n_ctx=64)),
+    ("XGLMForCausalLM", dict(vocab_size=50, d_model=24, num_layers=1, attention_heads=3, ffn_dim=20)),
+    ("MptForCausalLM", dict(vocab_size=50, d_model=24, n_layers=1, n_heads=3, max_seq_len=64)),
+    ("LongformerForMaskedLM", dict(TINY, attention_window=[4, 4])),
+    ("BigBirdForMaskedLM", dict(TINY, attention_type="original_full")),
+])  # fmt: skip
+def test_models_that_compute_scores_themselves_are_told(name, config):
+    front.register()
+    cls = getattr(transformers, name)
+    model = cls._from_config(cls.config_class(**config), attn_implementation="ringspan").eval()
+    ids = torch.randint(3, 50, (2, 12), generator=torch.Generator().manual_seed(0))
+    for keep in (None, torch.ones_like(ids).index_fill(1, torch.tensor([0]), 0)):
+        with pytest.raises(Unsupported, match="computes scores itself.*attn_implementation='eager'"):
+            model(ids, attention_mask=keep)
+
+
+def test_a_mask_is_no_tensor():
+    mask, x = front.register().mask(1, 4, 4), torch.ones(1, 1, 4, 4)
+    operations = [
+        lambda: x + mask, lambda: mask + x, lambda: mask[:, :, 0], lambda: mask < 0, lambda: mask == 0, lambda: mask != 0, lambda: 1.0 - mask,
+        lambda: ~mask, lambda: x.masked_fill(mask, 0.0), lambda: torch.where(mask, x, x), lambda: mask.to(x.dtype), lambda: mask.size(),
+    ]  # fmt: skip
+    for operation in operations:
+        with pytest.raises(Unsupported, match="attn_implementation='eager'"):
+            operation()
+    assert not hasattr(mask, "to") and getattr(mask, "dtype", None) is None
+    assert mask == mask and mask != None and mask in {mask} and copy.deepcopy(mask).shape == mask.shape  # noqa: E711
+
+
 @pytest.mark.parametrize("padded, fullgraph", [(True, False), (False, True)])
 def test_compile(padded, fullgraph):
     """One graph where the mask is plainly causal; otherwise it breaks around the mask."""
