@@ -160,6 +160,9 @@ def test_other_kinds_of_tensors_are_refused_by_name():
         rt.attention(padded, padded, padded)
     with pytest.raises(ringspan.Unsupported, match="layout torch.sparse_coo"):
         rt.attention(X.to_sparse(), X, X)
+    torch._dynamo.reset()
+    with pytest.raises(ringspan.Unsupported, match="q is nested.*cu_seqlens="):
+        torch.compile(rt.attention, backend="eager")(nested, nested, nested)
 
 
 def test_errors_are_python_errors_too():

@@ -78,7 +78,7 @@ def refuse_unknown(names):
 
 
 def _check_kind(name, t):
-    if hasattr(t, "to_local"):
+    if hasattr(type(t), "to_local"):  # of the type: a compiler denies that a traced one has it
         raise Unsupported(f"{name} is a DTensor; pass this rank's part, {name}.to_local(), and group= the mesh's dimension")
     if t.layout is not torch.strided or t.is_nested:
         raise Unsupported(f"{name} {'is nested' if t.is_nested else f'has layout {t.layout}'}; dense tensors are supported, packed documents by cu_seqlens=")
@@ -88,8 +88,7 @@ def _check_kinds(q, k, v):
     for name, t in (("q", q), ("k", k), ("v", v)):
         if not isinstance(t, torch.Tensor):
             raise InvalidArgument(f"{name} ({type(t).__name__}) must be a torch.Tensor; for NumPy arrays use ringspan.attention")
-        if not torch.compiler.is_compiling():
-            _check_kind(name, t)
+        _check_kind(name, t)
 
 
 def _check_tensors(q, k, v, layout):
