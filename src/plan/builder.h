@@ -73,6 +73,7 @@ class ProgramBuilder {
   Program finish();
 
   Program& program() { return program_; }
+  const Program& program() const { return program_; }
   // Of a view in the arena, before finish(): its region, and a view beside it.
   RegionId region_of(std::int32_t view) const { return view_region_[static_cast<std::size_t>(view)]; }
   std::int32_t add_view(const View& view, RegionId region);

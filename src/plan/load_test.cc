@@ -1,10 +1,15 @@
 // What is counted of each rank without planning it, against plans.
 #include "plan/load.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <algorithm>
+#include <string>
 
 #include "plan/choose.h"
 #include "plan_testing/random_problem.h"
+#include "ringspan/error.h"
 
 namespace ringspan::internal {
 namespace {
@@ -24,6 +29,30 @@ TEST(Loads, AreThePairsOfPlans) {
         ASSERT_EQ(loads.pairs(row.assign(setting, rank)), build_plan(setting, rank).forward.pairs)
             << row.name << " rank " << rank << " of " << testing::describe(problem, options, seed);
       }
+    }
+  }
+}
+
+// A plan that no memory holds ends with an error, where it would end the process.
+TEST(Loads, HaveAMost) {
+  Problem problem;
+  problem.tokens_q = problem.tokens_k = 64;
+  problem.ranks = 2;
+  problem.pattern = Pattern::parse("causal");
+  problem.sharding_q = problem.sharding_k = Sharding::parse("block_striped:4");
+  for (const Strategy strategy : {Strategy::all_gather, Strategy::ring}) {
+    PlanOptions options;
+    options.strategy = strategy;
+    Setting setting = choose(problem, options).setting;
+    const PlanData data = build_plan(setting, 1);
+    setting.most_tasks = std::max(std::ssize(data.forward.attend_items), std::ssize(data.backward.attend_items));
+    EXPECT_NO_THROW(build_plan(setting, 1));
+    const std::string words = "rank 1 would have more than " + std::to_string(--setting.most_tasks) + " tasks in a pass";
+    try {
+      build_plan(setting, 1);
+      FAIL() << to_string(strategy);
+    } catch (const OutOfBudget& error) {
+      EXPECT_THAT(error.what(), ::testing::HasSubstr(words)) << to_string(strategy);
     }
   }
 }

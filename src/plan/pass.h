@@ -27,6 +27,9 @@ inline Progression heads_progression(HeadRange heads) { return {heads.begin, 1, 
 inline constexpr std::int64_t kMaxStages = (std::int64_t{1} << 23) - (std::int64_t{1} << 20);
 inline constexpr std::int64_t kMaxHostStages = std::int64_t{1} << 17;
 
+// The most tasks of a pass, of some 0.5 KB each. More come of shards in many pieces, each of which meets many others.
+inline constexpr std::int64_t kMostTasks = std::int64_t{1} << 23;
+
 // What is the same for all ranks, made once per plan.
 struct Setting {
   const Problem* problem = nullptr;
@@ -36,6 +39,7 @@ struct Setting {
   std::int64_t bucket_rows = 0;  // > 0 for streaming strategies
   SizeSource bucket_source = SizeSource::standard;
   int states = 1;
+  std::int64_t most_tasks = kMostTasks;
 
   int ranks() const { return problem->ranks; }
   // 16-bit training keeps o in float32.

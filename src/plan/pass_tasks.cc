@@ -1,9 +1,12 @@
 // Tasks, and the rows of other ranks: states and gradients for them, packing them, taking them in.
 #include "plan/pass.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "base/check.h"
+#include "ringspan/error.h"
 
 namespace ringspan::internal {
 
@@ -72,6 +75,12 @@ void PassBuilder::add_items(const Slice& found, const Entry& query, const Entry&
     AttendItem part = item;
     part.slice.heads = intersect(head_set, query.box.heads);
     if (!part.slice.heads.empty()) items.push_back(part);
+  }
+  if (std::ssize(items) + std::ssize(builder_.program().attend_items) > setting_.most_tasks) {
+    throw OutOfBudget(
+        fmt::format("rank {} would have more than {} tasks in a pass, one for each two pieces of shards that meet; "
+                    "larger blocks of block_striped, contiguous or zigzag shards, or fewer tokens make fewer",
+                    rank_, setting_.most_tasks));
   }
 }
 
