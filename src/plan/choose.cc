@@ -296,13 +296,12 @@ class Chooser {
         look(*smallest);
         continue;
       }
+      const std::string of_whom = are_all ? "" : fmt::format(" on the {} ranks that were looked at", smallest->looked_at);
       throw OutOfBudget(
-          fmt::format("no plan fits memory_budget ({} bytes): the smallest possible is {} bytes{}, with strategy {}; {} takes "
-                      "most of it ({} "
-                      "bytes)",
-                      options_.memory_budget, smallest->bytes,
-                      are_all ? "" : fmt::format(" on the {} ranks that were looked at", smallest->looked_at), smallest->name,
-                      smallest->dominating.component, smallest->dominating.bytes));
+          fmt::format("no plan fits memory_budget ({} bytes): the smallest possible is {} bytes, with strategy {}{}; {} takes "
+                      "most of it ({} bytes)",
+                      options_.memory_budget, smallest->bytes, smallest->name, of_whom, smallest->dominating.component,
+                      smallest->dominating.bytes));
     }
   }
 
