@@ -134,6 +134,18 @@ function(ringspan_tests_by_kind name)
   endif()
 endfunction()
 
+# GoogleTest, compiled once for all test programs, by a program like them.
+function(ringspan_test_headers)
+  if(TARGET ringspan_test_headers)
+    return()
+  endif()
+  file(CONFIGURE OUTPUT ${PROJECT_BINARY_DIR}/test_headers.cc CONTENT "")
+  add_executable(ringspan_test_headers EXCLUDE_FROM_ALL ${PROJECT_BINARY_DIR}/test_headers.cc)
+  target_link_libraries(ringspan_test_headers PRIVATE ringspan_options fmt::fmt Threads::Threads GTest::gtest_main GTest::gmock
+                        rapidcheck ringspan_test_options)
+  target_precompile_headers(ringspan_test_headers PRIVATE <gmock/gmock.h> <gtest/gtest.h>)
+endfunction()
+
 # ringspan_test(NAME SOURCES files [LAYERS layers, with those below them] [OBJECTS more] [LINK libraries] [LABELS kinds])
 # A GoogleTest program and the ctest of the same name. Without LABELS it is a unit test, and core.
 function(ringspan_test name)
@@ -157,6 +169,10 @@ function(ringspan_test name)
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ringspan_options fmt::fmt Threads::Threads GTest::gtest_main GTest::gmock
                         rapidcheck ${arg_LINK} ringspan_test_options)
+  if(NOT "${arg_SOURCES}" MATCHES "\\.c(;|$)")
+    ringspan_test_headers()
+    target_precompile_headers(${name} REUSE_FROM ringspan_test_headers)
+  endif()
   if(core IN_LIST arg_LABELS)
     add_dependencies(core_tests ${name})
   endif()

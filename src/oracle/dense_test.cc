@@ -187,10 +187,14 @@ TEST(Dense, AnInfiniteSinkTakesAllWeight) {
   data.sinks[1] = -std::numeric_limits<float>::infinity();  // none
   const Result result = dense(p, data.inputs(p), Arithmetic::exact, true);
   for (std::size_t x = 0; x < result.o.values.size(); ++x) {
-    if (x / 2 % 4 != 1) EXPECT_EQ(result.o.values[x], 0.0);
+    if (x / 2 % 4 != 1) {
+      EXPECT_EQ(result.o.values[x], 0.0);
+    }
   }
   for (std::size_t x = 0; x < result.dq.values.size(); ++x) {
-    if (x / 3 % 4 != 1) EXPECT_EQ(result.dq.values[x], 0.0);
+    if (x / 3 % 4 != 1) {
+      EXPECT_EQ(result.dq.values[x], 0.0);
+    }
   }
   for (std::size_t x = 0; x < result.lse.values.size(); ++x) {
     EXPECT_EQ(result.lse.values[x] == kInfinity, x / 5 % 4 != 1);
