@@ -55,14 +55,9 @@ def integers(values, name, least=None, most=INT64):
     return [integer(value, f"{name}[{i}]", least, most) for i, value in enumerate(values)]
 
 
-def offsets(values, name):
-    """cu_seqlens: the core's are of 32 bits."""
-    return integers(values, name, 0, INT32)
-
-
 def packed(values, name, tokens=None):
-    """offsets(), of documents that follow each other, all `tokens` of them."""
-    entries = offsets(values, name)
+    """cu_seqlens, of 32 bits as the core's: of documents that follow each other, all `tokens` of them."""
+    entries = integers(values, name, 0, INT32)
     if entries[:1] != [0] or any(end < begin for begin, end in zip(entries, entries[1:])):
         raise InvalidArgument(f"{name} ({reprlib.repr(entries)}) must begin with 0 and not descend")
     if tokens is not None and entries[-1] != tokens:

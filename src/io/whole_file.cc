@@ -99,10 +99,4 @@ void WholeFile::finish() {
   sync_directory_of(target_);
 }
 
-void write_whole_file(const std::string& path, std::string_view data) {
-  WholeFile file(path);
-  file.write(data, 0);
-  file.finish();
-}
-
 }  // namespace ringspan::io

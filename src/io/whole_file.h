@@ -40,6 +40,4 @@ class WholeFile {
   ::pid_t owner_;
 };
 
-void write_whole_file(const std::string& path, std::string_view data);
-
 }  // namespace ringspan::io

@@ -7,6 +7,8 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <string>
+#include <string_view>
 
 #include "ringspan/error.h"
 
@@ -14,6 +16,12 @@ namespace ringspan::io {
 namespace {
 
 namespace fs = std::filesystem;
+
+void write_whole_file(const std::string& path, std::string_view text) {
+  WholeFile file(path);
+  file.write(text, 0);
+  file.finish();
+}
 
 class WholeFiles : public testing::Test {
  protected:
