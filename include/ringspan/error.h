@@ -31,8 +31,9 @@ class CommError : public Error {
   using Error::Error;
 };
 
-// No plan fits the memory budget; the message names the smallest possible budget and what dominates it. Also what the other
-// ranks, and callers from C, get where a rank has not the memory that it asks for.
+// No plan fits the memory budget; the message names the smallest possible budget and what dominates it. Or a plan would have
+// more tasks than memory should hold. Also what the other ranks, and callers from C, get where a rank has not the memory that
+// it asks for.
 class OutOfBudget : public Error {
  public:
   using Error::Error;

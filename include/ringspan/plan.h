@@ -204,7 +204,8 @@ class Plan {
   std::shared_ptr<const internal::PlanData> data_;
 };
 
-// Throws InvalidArgument, Unsupported (a combination that the capability table lists as such) or OutOfBudget.
+// Throws InvalidArgument, Unsupported (a combination that the capability table lists as such) or OutOfBudget (of the budget, or
+// more than 2^23 tasks in a pass).
 Plan make_plan(const Problem& problem, const PlanOptions& options, int rank);
 
 }  // namespace ringspan
