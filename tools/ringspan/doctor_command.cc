@@ -58,13 +58,15 @@ std::vector<std::string> advice(const Machine& machine) {
                     machine.usable, *machine.cores, *machine.cores));
   }
   if (machine.quota && *machine.quota < machine.usable) {
-    lines.push_back(fmt::format(
-        "the container allows the time of {:.1f} processors, {} are visible: more threads than that wait for each other",
-        *machine.quota, machine.usable));
+    lines.push_back(
+        fmt::format("the control group (a container, a job) allows the time of {:.1f} processors, {} are visible: more threads "
+                    "than that wait for each other",
+                    *machine.quota, machine.usable));
   }
   if (machine.memory_limit && *machine.memory_limit < machine.available) {
-    lines.push_back(fmt::format("the container may use {}, less than the {} that are free: pass it as --memory",
-                                memory_text(*machine.memory_limit), memory_text(machine.available)));
+    lines.push_back(
+        fmt::format("the control group (a container, a job) may use {}, less than the {} that are free: pass it as --memory",
+                    memory_text(*machine.memory_limit), memory_text(machine.available)));
   }
   if (std::none_of(kernels::implementations().begin(), kernels::implementations().end(), [](const auto& implementation) {
         return implementation.name != "portable" && implementation.name != "reference" && implementation.machine_has();

@@ -21,12 +21,12 @@ struct Machine {
   std::string system;                        // "Linux 6.1.0"
   int processors = 0;                        // of the machine
   int usable = 0;                            // that this process may run on
-  std::optional<double> quota;               // processors' worth of time that the container allows
+  std::optional<double> quota;               // processors' worth of time that control groups allow
   std::optional<int> cores;                  // that the usable processors lie on
   std::vector<Cache> caches;                 // of the first processor
   std::int64_t memory = 0;                   // bytes
   std::int64_t available = 0;                // bytes, for new work
-  std::optional<std::int64_t> memory_limit;  // of the container, where below memory
+  std::optional<std::int64_t> memory_limit;  // of control groups, where below memory
 };
 
 Machine read_machine();
