@@ -61,10 +61,16 @@ TEST_P(AttendTest, LongRows) {
 
 TEST_P(AttendTest, MaskedKeysHaveNoInfluence) {
   // Each query sees a band of keys; all others, also those in the same tiles, hold NaN or infinities for that query.
-  for (const auto& [lo, hi] :
-       std::vector<std::pair<std::int64_t, std::int64_t>>{{-kUnbounded, 40}, {-7, 40}, {0, 0}, {55, kUnbounded}}) {
-    World clean(spec(130, 300, 24));
-    World planted(spec(130, 300, 24));
+  struct Case {
+    std::int64_t lo, hi;
+    float dropout;
+  };
+  for (const auto& [lo, hi, dropout] :
+       {Case{-kUnbounded, 40, 0.0F}, {-7, 40, 0.0F}, {0, 0, 0.0F}, {55, kUnbounded, 0.0F}, {-7, 40, 0.3F}}) {
+    Spec s = spec(130, 300, 24);
+    s.dropout = dropout;
+    World clean(s), planted(s);
+    if (!kernel().supports(clean.params(1).shape)) continue;
     const std::vector<Part> parts{clean.whole(lo, hi)};
     run_kernel(kernel(), clean, parts);
     const double bad[] = {std::nan(""), kInfinity, -kInfinity};
@@ -219,6 +225,20 @@ TEST_P(AttendTest, MaximaThatDoNotMoveKeepTheirBits) {
   for (int again = 0; again < 3; ++again) run_kernel(kernel(), world, {world.whole()});
   for (std::int64_t row = 0; row < s.n_q; ++row)
     EXPECT_EQ(world.m.get(0, row, 0, 0), before[static_cast<std::size_t>(row)]) << row;
+}
+
+TEST_P(AttendTest, MaximaThatMoveWithTheKeys) {
+  // Scores that rise from key to key by up to 0.2, fall, or stay, by row: a maximum moves in every part of the keys, or never.
+  for (const std::int64_t hi : {kUnbounded, std::int64_t{500}}) {
+    Spec s = spec(90, 600, 16);
+    s.scale = 1.0F;
+    World world(s);
+    for (std::int64_t row = 0; row < s.n_q; ++row) world.q.set(0, row, 0, 0, static_cast<double>(row % 5 - 2));
+    for (std::int64_t key = 0; key < s.n_k; ++key) world.k.set(0, key, 0, 0, 0.1 * static_cast<double>(key));
+    const std::vector<Part> parts{world.whole(-kUnbounded, hi)};
+    run_kernel(kernel(), world, parts);
+    expect_forward(world, parts, "hi " + std::to_string(hi));
+  }
 }
 
 TEST_P(AttendTest, EqualKeysAndOneHot) {

@@ -13,14 +13,41 @@ alignas(64) constexpr std::uint8_t kConfiguration[64] = {
     0,  0,  0,  0,  0,  0,  0,  0, 0,  0, 0,  0, 0,  0, 0,  0,  //
     16, 16, 16, 16, 16, 16, 16, 16};                            // rows
 
-// Tiles 0 to 3 are a block of sums, 4 and 5 left operands, 6 and 7 right ones.
+template <int kTile>
+RINGSPAN_INLINE void load_tile(const void* data, std::int64_t stride) {
+  __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(data), "r"(stride), "i"(kTile));
+}
+// Of 1 KiB in one piece that will not be read again soon.
+template <int kTile>
+RINGSPAN_INLINE void stream_tile(const void* data) {
+  __asm__ volatile("tileloaddt1 (%0,%1,1), %%tmm%c2" ::"r"(data), "r"(std::int64_t{64}), "i"(kTile));
+}
+template <int kTile>
+RINGSPAN_INLINE void store_tile(void* data, std::int64_t stride) {
+  __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(data), "r"(stride), "i"(kTile) : "memory");
+}
+template <int kTile>
+RINGSPAN_INLINE void begin_sums(const float* c, std::int64_t c_stride, bool add) {
+  if (add) {
+    load_tile<kTile>(c, c_stride * 4);
+  } else {
+    __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
+  }
+}
+template <int kSums, int kLeft, int kRight>
+RINGSPAN_INLINE void add_product() {
+  __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
+}
+
+// Loading tiles takes longer than multiplying them where another hardware thread has half of the core: at depths of up to two
+// chunks a left operand of one plane is loaded once for all columns, and otherwise blocks are of 32 x 32.
 struct Dot {
-  static constexpr int kRows = 32;
   static constexpr bool kSplits = true;
   static constexpr bool kFetchesQueries = false;
   static constexpr bool kNarrow = false;
-  static constexpr int kPanels = 2;
   static constexpr bool kInRegisters = false;
+  // Of which forward tiles: what they add up stays in tiles (tile_amx_forward.h).
+  static constexpr bool turns(const TileDims& dims) { return dims.dtype == 1 && dims.head_dim <= 64 && dims.head_dim_v <= 64; }
 
   struct Session {
     Session() { _tile_loadconfig(kConfiguration); }
@@ -29,75 +56,154 @@ struct Dot {
     Session& operator=(const Session&) = delete;
   };
 
-  template <typename Products, bool kTwoRows, bool kTwoPanels>
-  static void tiles(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add) {
-    const std::int64_t c_bytes = c_stride * 4, left_bytes = left.stride * 2;
-    float* const below = c + 16 * c_stride;
-    if (add) {
-      _tile_loadd(0, c, c_bytes);
-      if (kTwoPanels) _tile_loadd(1, c + 16, c_bytes);
-      if (kTwoRows) _tile_loadd(2, below, c_bytes);
-      if (kTwoRows && kTwoPanels) _tile_loadd(3, below + 16, c_bytes);
-    } else {
-      _tile_zero(0);
-      if (kTwoPanels) _tile_zero(1);
-      if (kTwoRows) _tile_zero(2);
-      if (kTwoRows && kTwoPanels) _tile_zero(3);
+  template <typename Products>
+  static void multiply(int rows, int columns, int depth, Left left, const Right& right, float* c, std::int64_t c_stride,
+                       bool add, Ahead* ahead) {
+    __asm__ volatile("" ::: "memory");  // nor that a load of a tile reads memory: what it reads must have been written
+    for (; rows > 0; rows -= kPairRows, left.data += kPairRows * left.stride, c += kPairRows * c_stride) {
+      if (Products::kCount == 1 && depth <= 2 * kChunk) {
+        hold(rows, columns, depth, left, right, c, c_stride, add, ahead);
+      } else if (rows > 16) {
+        blocks<Products, true>(columns, depth, left, right, c, c_stride, add, ahead);
+      } else {
+        blocks<Products, false>(columns, depth, left, right, c, c_stride, add, ahead);
+      }
     }
+  }
+
+ private:
+  static void hold(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride,
+                   bool add, Ahead* ahead) {
+    if (rows > 16) {
+      if (depth > kChunk) return held<2, true>(columns, left, right, c, c_stride, add, ahead);
+      return held<1, true>(columns, left, right, c, c_stride, add, ahead);
+    }
+    if (depth > kChunk) return held<2, false>(columns, left, right, c, c_stride, add, ahead);
+    held<1, false>(columns, left, right, c, c_stride, add, ahead);
+  }
+
+  // Tiles 4 to 7 are left operands, 2 and 3 right ones, 0 and 1 sums.
+  template <int kChunks, bool kTwoRows>
+  static void held(int columns, const Left& left, const Right& right, float* c, std::int64_t c_stride, bool add, Ahead* ahead) {
+    const std::int64_t left_bytes = left.stride * 2;
+    const Word* const lower = left.data + 16 * left.stride;
+    load_tile<4>(left.data, left_bytes);
+    if (kChunks > 1) load_tile<5>(left.data + kChunk, left_bytes);
+    if (kTwoRows) load_tile<6>(lower, left_bytes);
+    if (kTwoRows && kChunks > 1) load_tile<7>(lower + kChunk, left_bytes);
+    const Word* panel = right.data;
+    for (int column = 0; column < columns; column += kPanelColumns, panel += right.panel, c += kPanelColumns) {
+      begin_sums<0>(c, c_stride, add);
+      if (kTwoRows) begin_sums<1>(c + 16 * c_stride, c_stride, add);
+      stream_tile<2>(panel);
+      if (kChunks > 1) stream_tile<3>(panel + kChunk * kPanelColumns);
+      add_held<kChunks, kTwoRows>(c, c_stride);
+      if (ahead != nullptr && column % (2 * kPanelColumns) == 0) fetch_lines(ahead, ahead->step);
+    }
+  }
+  template <int kChunks, bool kTwoRows>
+  RINGSPAN_INLINE static void add_held(float* c, std::int64_t c_stride) {
+    add_product<0, 4, 2>();
+    if (kTwoRows) add_product<1, 6, 2>();
+    if (kChunks > 1) add_product<0, 5, 3>();
+    if (kChunks > 1 && kTwoRows) add_product<1, 7, 3>();
+    store_tile<0>(c, c_stride * 4);
+    if (kTwoRows) store_tile<1>(c + 16 * c_stride, c_stride * 4);
+  }
+
+  template <typename Products, bool kTwoRows>
+  static void blocks(int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride, bool add,
+                     Ahead* ahead) {
+    for (int column = 0; column < columns; column += 2 * kPanelColumns) {
+      if (columns - column > kPanelColumns) {
+        block<Products, kTwoRows, true>(left, right.at(column, 0), depth, c + column, c_stride, add);
+      } else {
+        block<Products, kTwoRows, false>(left, right.at(column, 0), depth, c + column, c_stride, add);
+      }
+      if (ahead != nullptr) fetch_lines(ahead, ahead->step);
+    }
+  }
+
+  // Tiles 0 to 3 are sums, 4 and 5 left operands, 6 and 7 right ones.
+  template <typename Products, bool kTwoRows, bool kTwoPanels>
+  static void block(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add) {
+    const std::int64_t left_bytes = left.stride * 2;
+    float* const below = c + 16 * c_stride;
+    begin_sums<0>(c, c_stride, add);
+    if (kTwoPanels) begin_sums<1>(c + 16, c_stride, add);
+    if (kTwoRows) begin_sums<2>(below, c_stride, add);
+    if (kTwoRows && kTwoPanels) begin_sums<3>(below + 16, c_stride, add);
     for (int k = 0; k < depth; k += kChunk) {
       RINGSPAN_UNROLL for (int n = 0; n < Products::kCount; ++n) {
         const int p = Products::kLeft[n], q = Products::kRight[n];
         const bool new_left = n == 0 || p != Products::kLeft[n - 1], new_right = n == 0 || q != Products::kRight[n - 1];
-        const Word* a = left.data + p * left.plane + k;
-        const Word* b = right.data + q * right.plane + k * kPanelColumns;
-        if (new_right) _tile_loadd(6, b, 64);
-        if (new_left) _tile_loadd(4, a, left_bytes);
-        _tile_dpbf16ps(0, 4, 6);
+        const Word* const a = left.data + p * left.plane + k;
+        const Word* const b = right.data + q * right.plane + k * kPanelColumns;
+        if (new_right) stream_tile<6>(b);
+        if (new_left) load_tile<4>(a, left_bytes);
+        add_product<0, 4, 6>();
         if (kTwoRows) {
-          if (new_left) _tile_loadd(5, a + 16 * left.stride, left_bytes);
-          _tile_dpbf16ps(2, 5, 6);
+          if (new_left) load_tile<5>(a + 16 * left.stride, left_bytes);
+          add_product<2, 5, 6>();
         }
         if (kTwoPanels) {
-          if (new_right) _tile_loadd(7, b + right.panel, 64);
-          _tile_dpbf16ps(1, 4, 7);
-          if (kTwoRows) _tile_dpbf16ps(3, 5, 7);
+          if (new_right) stream_tile<7>(b + right.panel);
+          add_product<1, 4, 7>();
+          if (kTwoRows) add_product<3, 5, 7>();
         }
       }
     }
-    _tile_stored(0, c, c_bytes);
-    if (kTwoPanels) _tile_stored(1, c + 16, c_bytes);
-    if (kTwoRows) _tile_stored(2, below, c_bytes);
-    if (kTwoRows && kTwoPanels) _tile_stored(3, below + 16, c_bytes);
-  }
-
-  template <typename Products>
-  static void block(int rows, int panels, const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
-                    bool add) {
-    if (rows > 16) {
-      if (panels == 2) return tiles<Products, true, true>(left, right, depth, c, c_stride, add);
-      return tiles<Products, true, false>(left, right, depth, c, c_stride, add);
-    }
-    if (panels == 2) return tiles<Products, false, true>(left, right, depth, c, c_stride, add);
-    return tiles<Products, false, false>(left, right, depth, c, c_stride, add);
-  }
-
-  template <typename Products>
-  static void column(int rows, int panels, Left left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add,
-                     Ahead* ahead, float*) {
-    __asm__ volatile("" ::: "memory");  // nor that a load of a tile reads memory: what it reads must have been written
-    for (; rows > 0; rows -= kRows, left.data += kRows * left.stride, c += kRows * c_stride) {
-      block<Products>(rows, panels, left, right, depth, c, c_stride, add);
-      if (ahead != nullptr) fetch_lines(ahead, ahead->step);
-    }
+    store_tile<0>(c, c_stride * 4);
+    if (kTwoPanels) store_tile<1>(c + 16, c_stride * 4);
+    if (kTwoRows) store_tile<2>(below, c_stride * 4);
+    if (kTwoRows && kTwoPanels) store_tile<3>(below + 16, c_stride * 4);
   }
 };
 
 }  // namespace
 }  // namespace ringspan::kernels
 
+#include "kernels/tile_amx_forward.h"
 #include "kernels/tile_pairs_backward.h"
 
 namespace ringspan::kernels {
-const TileOps kTileAmx = make_pair_tile_ops();
+namespace {
+
+ForwardBytes forward_bytes_amx(const TileDims& dims) {
+  const ForwardBytes bytes = forward_bytes_by_type(dims);
+  if (!Dot::turns(dims)) return bytes;
+  const ForwardBytes turned = TurnedParts(dims).bytes(dims);  // few queries have the other forms of keys and values
+  const auto larger = [](std::int64_t a, std::int64_t b) { return a < b ? b : a; };
+  return {larger(bytes.keys, turned.keys), larger(bytes.values, turned.values), larger(bytes.queries, turned.queries),
+          larger(bytes.work, turned.work)};
 }
+bool pack_keys_amx(const TileDims& dims, void* out, const RowSource& k) {
+  return Dot::turns(dims) ? pack_keys_turned(out, k) : pack_keys_by_type(dims, out, k);
+}
+bool pack_values_amx(const TileDims& dims, void* out, const RowSource& v) {
+  return Dot::turns(dims) ? pack_values_turned(dims, out, v) : pack_values_by_type(dims, out, v);
+}
+bool pack_queries_amx(const TileDims& dims, void* out, const RowSource& q, float scale) {
+  return Dot::turns(dims) ? pack_queries_turned(dims, out, q) : pack_queries_by_type(dims, out, q, scale);
+}
+void attend_amx(const ForwardTile& tile) {
+  if (Dot::turns(tile.dims)) {
+    attend_turned(tile);
+  } else {
+    attend_by_type(tile);
+  }
+}
+
+constexpr TileOps make_amx_tile_ops() {
+  TileOps ops = make_pair_tile_ops();
+  ops.forward_bytes = forward_bytes_amx;
+  ops.pack_keys = pack_keys_amx, ops.pack_values = pack_values_amx, ops.pack_queries = pack_queries_amx;
+  ops.attend = attend_amx;
+  return ops;
+}
+
+}  // namespace
+
+const TileOps kTileAmx = make_amx_tile_ops();
+}  // namespace ringspan::kernels
 #endif

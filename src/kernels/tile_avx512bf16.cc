@@ -15,6 +15,7 @@ struct Dot {
   static constexpr bool kNarrow = true;
   static constexpr int kPanels = 4;
   static constexpr bool kInRegisters = true;
+  static constexpr bool turns(const TileDims&) { return false; }
   struct Session {
     Session() {}
     ~Session() {}

@@ -55,6 +55,16 @@ RINGSPAN_INLINE __mmask16 not_finite(__m256i x) {
 }
 RINGSPAN_INLINE __m256i round_to_words(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
+// Words of two vectors of floats side by side, those of `even` first, rounded with ties away from zero: two instructions where
+// the conversion takes four, and an order in which they would have to be put. No number may be near the largest, nor a NaN have
+// ones only. `rounded`: the floats of those words, and whatever lies below them.
+RINGSPAN_INLINE __m512i words_side_by_side(__m512 even, __m512 odd, __m512i (&rounded)[2]) {
+  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  rounded[0] = _mm512_add_epi32(_mm512_castps_si512(even), half);
+  rounded[1] = _mm512_add_epi32(_mm512_castps_si512(odd), half);
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(rounded[0], 16), rounded[1], upper, 0xf8);  // a | (b & c)
+}
+
 // kLimit: exponents from which on a sum of products of planes may not be what the product of the sums is.
 struct BFloat16 {
   using Element = Word;
@@ -114,6 +124,19 @@ template <>
 struct LargeProducts<2> {
   static constexpr int kCount = 3, kLeft[] = {0, 0, 1}, kRight[] = {1, 0, 0};
 };
+
+// Planes of two vectors side by side; see words_side_by_side.
+template <typename Type>
+RINGSPAN_INLINE void store_side_by_side(__m512 even, __m512 odd, Word* to, std::int64_t plane) {
+  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  for (int n = 0; n < Type::kPlanes; ++n) {
+    __m512i rounded[2];
+    _mm512_storeu_si512(to + n * plane, words_side_by_side(even, odd, rounded));
+    if (n + 1 == Type::kPlanes) return;
+    even = even - _mm512_castsi512_ps(_mm512_and_si512(rounded[0], upper));
+    odd = odd - _mm512_castsi512_ps(_mm512_and_si512(rounded[1], upper));
+  }
+}
 
 // ---- packing -----------------------------------------------------------------------------------------------------------
 
@@ -253,35 +276,41 @@ RINGSPAN_INLINE void load_pair(const RowSource& source, int row, int e, __m512i 
     words[p] = _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
 }
 
-// Rows as depths of a right operand; here two of them. Words are interleaved inside quarters of a register, which are then put
-// in order.
+// Rows as depths of a right operand; here two of them, the `pair`-th. Words are interleaved inside quarters of a register,
+// which are then put in order.
 template <typename Type, bool kPlain>
-RINGSPAN_INLINE void pack_right_pair(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source, int row,
-                                     __m512i& top) {
+RINGSPAN_INLINE void pack_right_pair(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source, int even_row,
+                                     int odd_row, int pair, __m512i& top) {
   const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
   for (int e = 0; e < source.width; e += 32) {
     __m512i even[Type::kPlanes], odd[Type::kPlanes];
-    load_wide<Type, kPlain>(source, row, e, even, top);
-    load_wide<Type, kPlain>(source, row + 1, e, odd, top);
+    load_wide<Type, kPlain>(source, even_row, e, even, top);
+    load_wide<Type, kPlain>(source, odd_row, e, odd, top);
     for (int p = 0; p < Type::kPlanes; ++p) {
       const __m512i low = _mm512_unpacklo_epi16(even[p], odd[p]), high = _mm512_unpackhi_epi16(even[p], odd[p]);
-      Word* const to = out + p * plane + e / kPanelColumns * panel + row * kPanelColumns;
+      Word* const to = out + p * plane + e / kPanelColumns * panel + 2 * pair * kPanelColumns;
       _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
       if (kPlain || e + kPanelColumns < source.width)
         _mm512_storeu_si512(to + panel, _mm512_permutex2var_epi64(low, second, high));
     }
   }
 }
-template <typename Type>
+// The row at a depth. kHalves: of 32 rows, the halves lie side by side, not neighbours.
+template <bool kHalves>
+constexpr int row_of_depth(int depth) {
+  return kHalves ? depth / 32 * 32 + depth % 32 / 2 + depth % 2 * 16 : depth;
+}
+template <typename Type, bool kHalves = false>
 bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
   const bool plain = is_plain<Type>(source);
   __m512i top = _mm512_setzero_si512();
-  for (int row = 0; row < up32(source.rows); row += 2) {
-    if (source.ahead != nullptr && row % 8 == 0) fetch_lines(source.ahead, source.ahead->burst);
-    if (plain && row + 2 <= source.rows) {
-      pack_right_pair<Type, Type::kPlanes == 1>(out, panel, plane, source, row, top);
+  for (int pair = 0; pair < up32(source.rows) / 2; ++pair) {
+    if (source.ahead != nullptr && pair % 4 == 0) fetch_lines(source.ahead, source.ahead->burst);
+    const int even = row_of_depth<kHalves>(2 * pair), odd = row_of_depth<kHalves>(2 * pair + 1);
+    if (plain && odd < source.rows) {
+      pack_right_pair<Type, Type::kPlanes == 1>(out, panel, plane, source, even, odd, pair, top);
     } else {
-      pack_right_pair<Type, false>(out, panel, plane, source, row, top);
+      pack_right_pair<Type, false>(out, panel, plane, source, even, odd, pair, top);
     }
   }
   return within_limit<Type>(top);
@@ -289,13 +318,15 @@ bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const Ro
 
 // Rows as depths of a left operand: [width][rows].
 template <typename Type>
-void pack_left_columns(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
+bool pack_left_columns(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
+  __m512i top = _mm512_setzero_si512();
   for (int row = 0; row < up32(source.rows); row += 32) {
     for (int e = 0; e < source.width; e += 16) {
       __m512i words[Type::kPlanes][16];
       for (int i = 0; i < 16; ++i) {
         __m512i pair[Type::kPlanes];
         load_pair<Type>(source, row + 2 * i, e, pair);
+        top = _mm512_max_epu16(top, _mm512_and_si512(pair[0], _mm512_set1_epi16(0x7fff)));
         for (int p = 0; p < Type::kPlanes; ++p) words[p][i] = pair[p];
       }
       for (int p = 0; p < Type::kPlanes; ++p) {
@@ -304,6 +335,7 @@ void pack_left_columns(Word* out, std::int64_t stride, std::int64_t plane, const
       }
     }
   }
+  return within_limit<Type>(top);
 }
 
 }  // namespace

@@ -11,14 +11,14 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kFloat32Type = 0, kFloat16Type = 2;
+constexpr int kFloat32Type = 0, kBFloat16Type = 1, kFloat16Type = 2;
 constexpr int kMaxBlocks = kMaxGradQueryTile / kPairRows;
 
 // Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.
 TileSizes backward_sizes_pairs(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
-  TileSize own{192, width <= 128 ? 512 : 256};
-  if (!Dot::kInRegisters) {
+  TileSize own{Dot::kInRegisters ? 192 : width <= 128 ? 256 : 128, width <= 128 ? 512 : 256};
+  if (dims.dtype != kBFloat16Type) {
     own = {128, width <= 64 ? 384 : width <= 128 ? 256 : 128};
     if (dims.dtype == kFloat32Type) own.keys = width <= 64 ? 256 : own.keys * 3 / 4;
   }
@@ -35,7 +35,7 @@ void begin_keys_pairs(BackwardTile& tile, const RowSource& k, const RowSource& v
   const GradientParts<Type> parts(tile);
   const bool k_finite = pack_right_columns<Type>(parts.k, parts.k_panel, parts.k_plane, k);
   const bool v_finite = pack_right_columns<Type>(parts.v, parts.v_panel, parts.v_plane, v);
-  pack_right_rows<Type>(parts.k_rows, parts.k_rows_panel, parts.k_rows_plane, k);
+  pack_right_rows<Type, !Dot::kInRegisters>(parts.k_rows, parts.k_rows_panel, parts.k_rows_plane, k);
   tile.keys_finite = k_finite && v_finite;
   for (std::int64_t i = 0; i < parts.dk_elements; i += kWidth) Isa::store(parts.dk + i, Isa::zero());
   for (std::int64_t i = 0; i < parts.dv_elements; i += kWidth) Isa::store(parts.dv_sum + i, Isa::zero());
@@ -111,9 +111,11 @@ void multiply_visible_keys(const BackwardTile& tile, const GradientParts<Type>& 
   }
 }
 
-// dk and dv: for each run of 32 keys the blocks of queries that see it, which are neighbours, as ranges only move forward.
+// dk and dv of keys [keys.begin, keys.end), of which p and ds are there: for each run of 32 keys the blocks of queries that see
+// it, which are neighbours, as ranges only move forward.
 template <typename Type>
-void add_key_gradients(const BackwardTile& tile, const GradientParts<Type>& parts, const Range* ranges, int blocks) {
+void add_key_gradients(const BackwardTile& tile, const GradientParts<Type>& parts, const Range* ranges, int blocks,
+                       Range keys) {
   using Products = LargeProducts<Type::kPlanes>;
   const Right p{parts.p, parts.p_panel, parts.p_plane}, ds{parts.ds, parts.p_panel, parts.p_plane};
   const auto blocks_of = [&](int c) {
@@ -124,10 +126,10 @@ void add_key_gradients(const BackwardTile& tile, const GradientParts<Type>& part
     }
     return seen;
   };
-  for (int c = 0; c < tile.keys;) {
+  for (int c = keys.begin; c < keys.end;) {
     const Range seen = blocks_of(c);
     int end = c + 32;
-    for (; end < tile.keys; end += 32) {
+    for (; end < keys.end; end += 32) {
       const Range next = blocks_of(end);
       if (next.begin != seen.begin || next.end != seen.end) break;
     }
@@ -136,14 +138,15 @@ void add_key_gradients(const BackwardTile& tile, const GradientParts<Type>& part
       const Left d_out{parts.d_out_columns + first, parts.column_stride, parts.d_out_columns_plane};
       const Left q{parts.q_columns + first, parts.column_stride, parts.q_columns_plane};
       const int dv_rows = up16(tile.dims.head_dim_v), dk_rows = up16(tile.dims.head_dim);
+      const Right p_here = p.at(c - keys.begin, first), ds_here = ds.at(c - keys.begin, first);
       if (tile.queries_finite) {
-        multiply_pairs<Products>(dv_rows, end - c, depth, d_out, p.at(c, first), parts.dv_sum + c, parts.gradient_stride, true,
+        multiply_pairs<Products>(dv_rows, end - c, depth, d_out, p_here, parts.dv_sum + c, parts.gradient_stride, true,
                                  ahead_of(tile));
-        multiply_pairs<Products>(dk_rows, end - c, depth, q, ds.at(c, first), parts.dk + c, parts.gradient_stride, true,
+        multiply_pairs<Products>(dk_rows, end - c, depth, q, ds_here, parts.dk + c, parts.gradient_stride, true,
                                  ahead_of(tile));
       } else {
-        multiply_visible_keys(tile, parts, dv_rows, end - c, depth, d_out, p.at(c, first), parts.dv_sum + c, first, c);
-        multiply_visible_keys(tile, parts, dk_rows, end - c, depth, q, ds.at(c, first), parts.dk + c, first, c);
+        multiply_visible_keys(tile, parts, dv_rows, end - c, depth, d_out, p_here, parts.dv_sum + c, first, c);
+        multiply_visible_keys(tile, parts, dk_rows, end - c, depth, q, ds_here, parts.dk + c, first, c);
       }
     }
     c = end;
@@ -160,8 +163,9 @@ void add_query_gradients(const BackwardTile& tile, const GradientParts<Type>& pa
     multiply_pairs<LargeProducts<Type::kPlanes>>(rows, up16(width), depth, ds, k.at(0, range.begin), parts.dq, parts.dq_stride,
                                                  false);
   } else {
-    multiply_visible<Type::kPlanes>(rows, up16(width), depth, ds, k.at(0, range.begin), parts.dq, parts.dq_stride,
-                                    tile.key_begin + first, tile.key_end + first, range.begin, parts.copy);
+    multiply_visible<Type::kPlanes, !Dot::kInRegisters>(rows, up16(width), depth, ds, k.at(0, range.begin), parts.dq,
+                                                        parts.dq_stride, tile.key_begin + first, tile.key_end + first,
+                                                        range.begin, parts.copy);
   }
   const Reg scale = Isa::set1(tile.scale);
   for (int r = 0; r < rows; ++r) {
@@ -183,16 +187,21 @@ void attend_backward_pairs(const BackwardTile& tile) {
   for (int first = 0; first < tile.rows; first += kPairRows, ++blocks) {
     const Range range = union_of(tile.key_begin, tile.key_end, first, at_most(first + kPairRows, tile.rows));
     ranges[blocks] = {down32(range.begin), up32(range.end)};
-    if constexpr (!Dot::kInRegisters) {
-      block_gradients<Type>(tile, parts, first, ranges[blocks]);
-      add_query_gradients<Type>(tile, parts, first, ranges[blocks]);
-    }
   }
   if constexpr (Dot::kInRegisters) {
     tile_gradients<Type>(tile, parts, ranges, blocks);
-    for (int b = 0; b < blocks; ++b) add_query_gradients<Type>(tile, parts, b * kPairRows, ranges[b]);
+    add_key_gradients<Type>(tile, parts, ranges, blocks, {0, tile.keys});
+  } else {
+    for (int c = 0; c < tile.keys; c += kSubTile) {
+      const Range keys{c, at_most(c + kSubTile, tile.keys)};
+      for (int b = 0; b < blocks; ++b) {
+        const Range part{at_least(ranges[b].begin, c), at_most(ranges[b].end, c + kSubTile)};
+        if (!part.empty()) block_gradients<Type>(tile, parts, b * kPairRows, part, c);
+      }
+      add_key_gradients<Type>(tile, parts, ranges, blocks, keys);
+    }
   }
-  add_key_gradients<Type>(tile, parts, ranges, blocks);
+  for (int b = 0; b < blocks; ++b) add_query_gradients<Type>(tile, parts, b * kPairRows, ranges[b]);
 }
 
 // ---- the table ---------------------------------------------------------------------------------------------------------

@@ -113,7 +113,6 @@ void attend_few_pairs(const ForwardTile& tile, const RowSource& k, const RowSour
   Word* const probabilities = parts.probabilities(tile);
   float* const sums = parts.sums(tile);
   const int width = up16(tile.dims.head_dim_v);
-  const Right queries{parts.turned(tile), parts.k_panel, 0};
   ForwardTile part = tile;
   for (int key = 0; key < tile.keys; key += kFewKeys) {
     part.keys = at_most(kFewKeys, tile.keys - key);
@@ -125,8 +124,11 @@ void attend_few_pairs(const ForwardTile& tile, const RowSource& k, const RowSour
     for (int first = 0; first < tile.rows; first += kPairRows) {
       const int rows = at_most(kPairRows, tile.rows - first), columns = up16(rows);
       const Word* const q = static_cast<const Word*>(tile.q) + first * parts.q_stride;
-      pack_right_columns<BFloat16>(parts.turned(tile), parts.k_panel, 0,
-                                   RowSource{q, parts.q_stride, nullptr, rows, up32(tile.dims.head_dim)});
+      const bool are_turned = Dot::turns(tile.dims);
+      if (!are_turned)
+        pack_right_columns<BFloat16>(parts.turned(tile), parts.k_panel, 0,
+                                     RowSource{q, parts.q_stride, nullptr, rows, up32(tile.dims.head_dim)});
+      const Right queries{are_turned ? q : parts.turned(tile), parts.k_panel, 0};
       turned_scores(part, rows_from(k, key, part.keys), static_cast<Word*>(k_space), queries, columns, scores);
       float shrink[kPairRows];
       for (int r = 0; r < rows; r += kWidth)

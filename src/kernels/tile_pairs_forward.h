@@ -8,7 +8,7 @@ namespace ringspan::kernels {
 namespace {
 
 // With more keys to a tile a row's maximum, sum and state are settled less often, but scores leave the first cache: measured,
-// twice as many pay in bfloat16 at a depth of 64, not at 32 nor at 128.
+// twice as many pay in bfloat16 at a depth of 64, not at 32 nor, under a window, at 128.
 TileSizes forward_sizes_pairs(const TileDims& dims) {
   const int keys = dims.dtype == 1 && up32(dims.head_dim) == 64 ? 1024 : 512;
   return {{192, keys}, {kPairRows, 32}, {kFewRows, 64}, {kMaxQueryTile, kMaxKeyTile}};
@@ -79,16 +79,14 @@ RINGSPAN_INLINE Reg largest_of(const float* s, int first, int last) {
   return Isa::max(top[0], top[1]);
 }
 
-// 32 probabilities, rounded to planes.
+// 32 probabilities, rounded to planes: in their order where sums are vectors, otherwise halves side by side.
 template <typename Type>
 RINGSPAN_INLINE void store_probabilities(Word* p, std::int64_t plane, Reg low, Reg high) {
-  for (int n = 0; n < Type::kPlanes; ++n) {
-    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(high, low);
-    _mm512_storeu_si512(p + n * plane, rounded);
-    if (n + 1 < Type::kPlanes) {
-      low = low - widen(_mm512_castsi512_si256(rounded));
-      high = high - widen(_mm512_extracti64x4_epi64(rounded, 1));
-    }
+  if constexpr (Dot::kInRegisters) {
+    static_assert(Type::kPlanes == 1);
+    _mm512_storeu_si512(p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+  } else {
+    store_side_by_side<Type>(low, high, p, plane);
   }
 }
 
@@ -232,8 +230,8 @@ void attend_pairs(const ForwardTile& tile) {
       multiply_pairs<LargeProducts<kPlanes>>(rows, width, columns, p, v.at(0, range.begin), sums, parts.sum_stride, false,
                                              tile.ahead);
     } else {
-      multiply_visible<kPlanes>(rows, width, columns, p, v.at(0, range.begin), sums, parts.sum_stride, tile.begin + first,
-                                tile.end + first, range.begin, parts.copy(tile));
+      multiply_visible<kPlanes, !Dot::kInRegisters>(rows, width, columns, p, v.at(0, range.begin), sums, parts.sum_stride,
+                                                    tile.begin + first, tile.end + first, range.begin, parts.copy(tile));
     }
     for (int r = 0; r < rows; ++r) {
       if (tile.begin[first + r] >= tile.end[first + r]) continue;
@@ -250,7 +248,7 @@ bool pack_keys_pairs(const TileDims& dims, void* out, const RowSource& k) {
 template <typename Type>
 bool pack_values_pairs(const TileDims& dims, void* out, const RowSource& v) {
   const ForwardParts<Type> parts(dims);
-  return pack_right_rows<Type>(static_cast<Word*>(out), parts.v_panel, parts.v_plane, v);
+  return pack_right_rows<Type, !Dot::kInRegisters>(static_cast<Word*>(out), parts.v_panel, parts.v_plane, v);
 }
 // Scale would be rounded here; it goes into the scores.
 template <typename Type>

@@ -1,6 +1,6 @@
 // Part of tile_pairs_backward.h: p and ds of a tile, stored as the operands of its other products. Where a Dot is of vectors,
 // all queries meet 32 keys after the other: their scores and dp stay in registers, and what waits for gradients of queries is
-// only ds. Where it is not, blocks of 32 queries meet 128 keys, whose scores and dp go by the first cache.
+// only ds. Where it is not, all blocks of 32 queries meet 128 keys, and then the gradients of these keys are added to.
 #pragma once
 
 #include "kernels/tile_pairs_few.h"
@@ -8,7 +8,8 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kSubTile = Dot::kInRegisters ? 32 : 128;  // keys whose scores and dp lie in scratch
+// Keys whose scores and dp lie in scratch; where sums are not vectors, their p and ds as operands, too.
+constexpr int kSubTile = Dot::kInRegisters ? 32 : 128;
 constexpr std::int64_t kSubStride = kSubTile + kScorePad;
 
 // Where everything of a backward tile lies.
@@ -39,7 +40,7 @@ struct GradientParts {
     q_plane = rows * d, d_out_plane = rows * dv;
     column_stride = rows + kRowPad;
     q_columns_plane = d_rows * column_stride, d_out_columns_plane = dv_rows * column_stride;
-    p_panel = rows * kPanelColumns + kPanelPad, p_plane = panels * p_panel;
+    p_panel = rows * kPanelColumns + kPanelPad, p_plane = (Dot::kInRegisters ? panels : at_most(keys, kSubTile) / kPanelColumns) * p_panel;
     ds_stride = keys + kRowPad, ds_plane = rows * ds_stride;
     dq_stride = d_rows + kScorePad;
 
@@ -86,8 +87,10 @@ struct QueryFactors {
   RINGSPAN_INLINE QueryFactors(const BackwardTile& tile, int row)
       : scale(Isa::set1(tile.scale * kLog2e)),
         output_scale(Isa::set1(tile.output_scale)),
-        lse(Isa::set1(tile.lse[row] * -kLog2e)),
-        delta(Isa::set1(-tile.delta[row])) {}
+        lse(Isa::set1(plain_nan(tile.lse[row]) * -kLog2e)),
+        delta(Isa::set1(-plain_nan(tile.delta[row]))) {}
+  // Not of ones only, which rounding would turn into zeros.
+  static float plain_nan(float x) { return x == x ? x : __builtin_nanf(""); }
 };
 
 // p (with dropout) and ds of one query and 16 keys from c on.
@@ -147,38 +150,52 @@ RINGSPAN_INLINE void store_pair(Reg even, Reg odd, Word* interleaved, std::int64
   }
 }
 
-// p and ds of queries row, row + 1 and keys [begin, end), both multiples of 16, from scores and dp of the sub-tile at `begin`.
+// p and ds of queries row, row + 1 and keys [begin, end), both multiples of 32, from scores and dp of the sub-tile at `begin`.
 template <typename Type, bool kPlain>
 void gradient_rows(const BackwardTile& tile, const GradientParts<Type>& parts, int row, const float* scores, const float* dp,
-                   int begin, int end) {
+                   int begin, int end, int origin) {
   const bool both = row + 1 < tile.rows, any = row < tile.rows;
   const int begins[2] = {any ? tile.key_begin[row] : 0, both ? tile.key_begin[row + 1] : 0};
   const int ends[2] = {any ? tile.key_end[row] : 0, both ? tile.key_end[row + 1] : 0};
-  Word* p = parts.p + begin / kPanelColumns * parts.p_panel + row * kPanelColumns;
-  Word* ds = parts.ds + begin / kPanelColumns * parts.p_panel + row * kPanelColumns;
+  Word* p = parts.p + (begin - origin) / kPanelColumns * parts.p_panel + row * kPanelColumns;
+  Word* ds = parts.ds + (begin - origin) / kPanelColumns * parts.p_panel + row * kPanelColumns;
   Word* rows = parts.ds_rows + row * parts.ds_stride + begin;
-  const int odd = both ? row + 1 : row;  // an absent row has no key
+  const int odd_row = both ? row + 1 : row;  // an absent row has no key
   const bool whole = begins[0] <= begin && begins[1] <= begin && ends[0] >= end && ends[1] >= end;
-  const QueryFactors even_factors(tile, any ? row : 0), odd_factors(tile, any ? odd : 0);
-  for (int c = begin; c < end; c += kWidth, p += parts.p_panel, ds += parts.p_panel, rows += kWidth) {
-    __mmask16 seen0 = 0xffff, seen1 = 0xffff;
-    if (!whole) {
-      seen0 = first_of(ends[0] - c) & static_cast<__mmask16>(~first_of(begins[0] - c));
-      seen1 = first_of(ends[1] - c) & static_cast<__mmask16>(~first_of(begins[1] - c));
-    }
-    Gradients a{Isa::zero(), Isa::zero()}, b = a;
-    if (whole || (seen0 | seen1) != 0) {
-      a = gradients_of<Type, kPlain>(tile, even_factors, row, c, seen0, Isa::load(scores + c - begin),
-                                     Isa::load(dp + c - begin));
-      b = gradients_of<Type, kPlain>(tile, odd_factors, odd, c, seen1, Isa::load(scores + kSubStride + c - begin),
-                                     Isa::load(dp + kSubStride + c - begin));
+  const QueryFactors even_factors(tile, any ? row : 0), odd_factors(tile, any ? odd_row : 0);
+  for (int c = begin; c < end; c += 2 * kWidth, p += 2 * parts.p_panel, ds += 2 * parts.p_panel, rows += 2 * kWidth) {
+    Gradients even[2], odd[2];
+    RINGSPAN_UNROLL for (int v = 0; v < 2; ++v) {
+      const int at = c + v * kWidth;
+      __mmask16 seen0 = 0xffff, seen1 = 0xffff;
       if (!whole) {
-        a = {_mm512_maskz_mov_ps(seen0, a.p), _mm512_maskz_mov_ps(seen0, a.ds)};
-        b = {_mm512_maskz_mov_ps(seen1, b.p), _mm512_maskz_mov_ps(seen1, b.ds)};
+        seen0 = first_of(ends[0] - at) & static_cast<__mmask16>(~first_of(begins[0] - at));
+        seen1 = first_of(ends[1] - at) & static_cast<__mmask16>(~first_of(begins[1] - at));
       }
+      even[v] = odd[v] = {Isa::zero(), Isa::zero()};
+      if (!whole && (seen0 | seen1) == 0) continue;
+      const float *const s = scores + at - begin, *const d = dp + at - begin;
+      even[v] = gradients_of<Type, kPlain>(tile, even_factors, row, at, seen0, Isa::load(s), Isa::load(d));
+      odd[v] = gradients_of<Type, kPlain>(tile, odd_factors, odd_row, at, seen1, Isa::load(s + kSubStride),
+                                          Isa::load(d + kSubStride));
+      if (whole) continue;
+      even[v] = {_mm512_maskz_mov_ps(seen0, even[v].p), _mm512_maskz_mov_ps(seen0, even[v].ds)};
+      odd[v] = {_mm512_maskz_mov_ps(seen1, odd[v].p), _mm512_maskz_mov_ps(seen1, odd[v].ds)};
     }
-    store_pair<Type>(a.p, b.p, p, parts.p_plane, nullptr, 0, 0);
-    store_pair<Type>(a.ds, b.ds, ds, parts.p_plane, rows, parts.ds_stride, parts.ds_plane);
+    if constexpr (Dot::kInRegisters) {
+      RINGSPAN_UNROLL for (int v = 0; v < 2; ++v) {
+        store_pair<Type>(even[v].p, odd[v].p, p + v * parts.p_panel, parts.p_plane, nullptr, 0, 0);
+        store_pair<Type>(even[v].ds, odd[v].ds, ds + v * parts.p_panel, parts.p_plane, rows + v * kWidth, parts.ds_stride,
+                         parts.ds_plane);
+      }
+    } else {
+      RINGSPAN_UNROLL for (int v = 0; v < 2; ++v) {
+        store_side_by_side<Type>(even[v].p, odd[v].p, p + v * parts.p_panel, parts.p_plane);
+        store_side_by_side<Type>(even[v].ds, odd[v].ds, ds + v * parts.p_panel, parts.p_plane);
+      }
+      store_side_by_side<Type>(even[0].ds, even[1].ds, rows, parts.ds_plane);
+      store_side_by_side<Type>(odd[0].ds, odd[1].ds, rows + parts.ds_stride, parts.ds_plane);
+    }
   }
 }
 
@@ -192,33 +209,28 @@ inline void fetch_query_gradients(const BackwardTile& tile, int row) {
   }
 }
 
-// p and ds of a block of queries for keys [range.begin, range.end), multiples of 32.
+// p and ds of a block of queries for keys [part.begin, part.end), multiples of 32, of the sub-tile from `origin` on.
 template <typename Type>
-void block_gradients(const BackwardTile& tile, const GradientParts<Type>& parts, int first, Range range) {
+void block_gradients(const BackwardTile& tile, const GradientParts<Type>& parts, int first, Range part, int origin) {
   constexpr int kPlanes = Type::kPlanes;
-  const int rows = at_most(kPairRows, tile.rows - first);
+  const int rows = at_most(kPairRows, tile.rows - first), columns = part.end - part.begin;
   const Left q{parts.q + first * parts.d, parts.d, parts.q_plane};
   const Left d_out{parts.d_out + first * parts.dv, parts.dv, parts.d_out_plane};
-  const Right k{parts.k, parts.k_panel, parts.k_plane}, v{parts.v, parts.v_panel, parts.v_plane};
-  const bool repair = kPlanes > 1 && !(tile.queries_finite && tile.keys_finite);
+  const Right k = Right{parts.k, parts.k_panel, parts.k_plane}.at(part.begin, 0);
+  const Right v = Right{parts.v, parts.v_panel, parts.v_plane}.at(part.begin, 0);
   const bool plain = tile.softcap <= 0.0F && tile.slope == nullptr && tile.factors == nullptr;
-  Ahead* const ahead = ahead_of(tile);
-  for (int c = range.begin; c < range.end; c += kSubTile) {
-    const int columns = at_most(kSubTile, range.end - c);
-    multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.d, q, k.at(c, 0), parts.scores, kSubStride, false, ahead);
-    multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.dv, d_out, v.at(c, 0), parts.dp, kSubStride, false, ahead);
-    if (repair) {
-      repair_products<kPlanes>(rows, columns, parts.d, q, k.at(c, 0), parts.scores, kSubStride);
-      repair_products<kPlanes>(rows, columns, parts.dv, d_out, v.at(c, 0), parts.dp, kSubStride);
-    }
-    for (int r = 0; r < kPairRows; r += 2) {
-      const float *s = parts.scores + r * kSubStride, *dp = parts.dp + r * kSubStride;
-      if (c == range.begin) fetch_query_gradients(tile, first + r);
-      if (plain) {
-        gradient_rows<Type, true>(tile, parts, first + r, s, dp, c, c + columns);
-      } else {
-        gradient_rows<Type, false>(tile, parts, first + r, s, dp, c, c + columns);
-      }
+  multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.d, q, k, parts.scores, kSubStride, false);
+  multiply_pairs<AllProducts<kPlanes>>(rows, columns, parts.dv, d_out, v, parts.dp, kSubStride, false);
+  if (kPlanes > 1 && !(tile.queries_finite && tile.keys_finite)) {
+    repair_products<kPlanes>(rows, columns, parts.d, q, k, parts.scores, kSubStride);
+    repair_products<kPlanes>(rows, columns, parts.dv, d_out, v, parts.dp, kSubStride);
+  }
+  for (int r = 0; r < kPairRows; r += 2) {
+    const float *s = parts.scores + r * kSubStride, *dp = parts.dp + r * kSubStride;
+    if (plain) {
+      gradient_rows<Type, true>(tile, parts, first + r, s, dp, part.begin, part.end, origin);
+    } else {
+      gradient_rows<Type, false>(tile, parts, first + r, s, dp, part.begin, part.end, origin);
     }
   }
 }
@@ -273,9 +285,9 @@ void column_gradients(const BackwardTile& tile, const GradientParts<Type>& parts
   for (int r = 0; r < kRows; r += 2) {
     const float *s = parts.scores + r * kSubStride, *d = parts.dp + r * kSubStride;
     if (plain) {
-      gradient_rows<Type, true>(tile, parts, row + r, s, d, c, c + 32);
+      gradient_rows<Type, true>(tile, parts, row + r, s, d, c, c + 32, 0);
     } else {
-      gradient_rows<Type, false>(tile, parts, row + r, s, d, c, c + 32);
+      gradient_rows<Type, false>(tile, parts, row + r, s, d, c, c + 32, 0);
     }
   }
 }

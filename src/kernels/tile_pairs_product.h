@@ -8,13 +8,17 @@ namespace {
 
 // c[rows][columns] (+)= left x right; columns a multiple of 16, depth of 32. tops (Dot::kInRegisters): 16 maxima of each row,
 // which those of c raise.
-template <typename Products>
+template <typename Products, typename Block = Dot>
 void multiply_pairs(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride,
                     bool add, Ahead* ahead = nullptr, float* tops = nullptr) {
-  constexpr int kColumns = Dot::kPanels * kPanelColumns;
-  for (int column = 0; column < columns; column += kColumns) {
-    const int panels = at_most(columns - column, kColumns) / kPanelColumns;
-    Dot::column<Products>(rows, panels, left, right.at(column, 0), depth, c + column, c_stride, add, ahead, tops);
+  if constexpr (Block::kInRegisters) {
+    constexpr int kColumns = Block::kPanels * kPanelColumns;
+    for (int column = 0; column < columns; column += kColumns) {
+      const int panels = at_most(columns - column, kColumns) / kPanelColumns;
+      Block::template column<Products>(rows, panels, left, right.at(column, 0), depth, c + column, c_stride, add, ahead, tops);
+    }
+  } else {
+    Block::template multiply<Products>(rows, columns, depth, left, right, c, c_stride, add, ahead);
   }
 }
 
@@ -65,7 +69,7 @@ void repair_products(int rows, int columns, int depth, const Left& left, const R
 
 // c = weights x right, where some of `right` is not finite and must meet only the weights of depths that a row sees,
 // [begin[row], end[row]) - origin: first without it, so that other rows keep their bits, then it alone. `copy`: a panel.
-template <int kPlanes>
+template <int kPlanes, bool kHalves = false>
 void multiply_visible(int rows, int columns, int depth, const Left& weights, const Right& right, float* c,
                       std::int64_t c_stride, const std::int32_t* begin, const std::int32_t* end, int origin, Word* copy) {
   const std::int64_t copy_plane = static_cast<std::int64_t>(depth) * kPanelColumns;
@@ -81,8 +85,9 @@ void multiply_visible(int rows, int columns, int depth, const Left& weights, con
       const Reg values = columns_of<kPlanes>(panel, k);
       const __mmask16 bad = not_finite(values);
       if (bad == 0) continue;
+      const int key = row_of_depth<kHalves>(k) + origin;
       for (int row = 0; row < rows; ++row) {
-        if (k + origin < begin[row] || k + origin >= end[row]) continue;
+        if (key < begin[row] || key >= end[row]) continue;
         float* sum = c + row * c_stride + column;
         const Reg weight = element_of<kPlanes>(weights.data + row * weights.stride + k, weights.plane);
         _mm512_mask_storeu_ps(sum, bad, Isa::fma(weight, values, Isa::load(sum)));
