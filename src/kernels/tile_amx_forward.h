@@ -249,8 +249,8 @@ class TurnedBlock {
                                     Reg& rounded) const {
     const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
     RINGSPAN_UNROLL for (int pair = i; pair < i + 8; pair += 2) {
-      const Reg p = exp2_of<Isa, 4>(Isa::fma(Isa::load(s + pair * kLanes), factor, origin));
-      const Reg q = exp2_of<Isa, 4>(Isa::fma(Isa::load(s + (pair + 1) * kLanes), factor, origin));
+      const Reg p = exp2_of(Isa::fma(Isa::load(s + pair * kLanes), factor, origin));
+      const Reg q = exp2_of(Isa::fma(Isa::load(s + (pair + 1) * kLanes), factor, origin));
       l = l + (p + q);
       Reg kept_p = p, kept_q = q;
       if constexpr (kDropout) kept_p = p * kept(part + pair), kept_q = q * kept(part + pair + 1);

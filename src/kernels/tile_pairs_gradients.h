@@ -40,7 +40,8 @@ struct GradientParts {
     q_plane = rows * d, d_out_plane = rows * dv;
     column_stride = rows + kRowPad;
     q_columns_plane = d_rows * column_stride, d_out_columns_plane = dv_rows * column_stride;
-    p_panel = rows * kPanelColumns + kPanelPad, p_plane = (Dot::kInRegisters ? panels : at_most(keys, kSubTile) / kPanelColumns) * p_panel;
+    p_panel = rows * kPanelColumns + kPanelPad,
+    p_plane = (Dot::kInRegisters ? panels : at_most(keys, kSubTile) / kPanelColumns) * p_panel;
     ds_stride = keys + kRowPad, ds_plane = rows * ds_stride;
     dq_stride = d_rows + kScorePad;
 
