@@ -73,7 +73,6 @@ class TurnedBlock {
 
   template <bool kFinite, bool kDropout>
   void run(Range range) {
-    __asm__ volatile("" ::: "memory");  // what tiles read must have been written
     begin_tiles();
     const int first = range.begin / kPartKeys * kPartKeys;
     for (int i = 0; i < kPartKeys / kLanes; ++i) {
@@ -94,6 +93,7 @@ class TurnedBlock {
         m = state.m, l = state.l, rounded = state.rounded;
       }
       const int next = part + kPartKeys < range.end ? part + kPartKeys : -1;
+      to_tiles();
       const Reg origin = (m == Isa::set1(-kInf) ? Isa::zero() : m) * Isa::set1(-kLog2e);
       for (int slot = 0; slot < 8; ++slot) {
         if (slot < 4) {
@@ -116,7 +116,11 @@ class TurnedBlock {
     store<kDropout>({m, l, rounded});
   }
 
+  // The compiler does not know that a load of a tile reads memory: what it reads must have been written.
+  static void to_tiles() { __asm__ volatile("" ::: "memory"); }
+
   void begin_tiles() {
+    to_tiles();
     load_queries();
     if (tile_.v_finite) {
       begin_sums<0>(nullptr, 0, false);
@@ -165,6 +169,7 @@ class TurnedBlock {
     }
   }
   void multiply_values(int part, const Word* weights) {
+    to_tiles();
     for (int quarter = 0; quarter < 4; ++quarter) multiply_values(part, weights, quarter);
   }
 
@@ -276,7 +281,7 @@ class TurnedBlock {
     if (parts_.columns > 48) store_tile<3>(sums_ + 3 * kTileFloats, 64);
   }
   void load_held() const {
-    __asm__ volatile("" ::: "memory");
+    to_tiles();
     load_tile<0>(sums_, 64);
     if (parts_.columns > 16) load_tile<1>(sums_ + kTileFloats, 64);
     if (parts_.columns > 32) load_tile<2>(sums_ + 2 * kTileFloats, 64);

@@ -13,13 +13,15 @@
 // words to broadcast against vectors for AVX512-BF16.
 //
 // Dot: kSplits (whether it is fast enough for several planes), kFetchesQueries (whether backward gains where queries and their
-// gradients are fetched ahead), kPanels (of the largest block), kNarrow (whether few queries take tile_pairs_narrow.h),
-// kInRegisters (whether its sums are vectors, so that a block can be used before it is stored), Session (what must be alive
-// while products are computed), and
-//   column<Products>(rows, panels, left, right, depth, c, c_stride, add, ahead, tops): c[rows][16 panels] (+)= sum over depth,
-//   in blocks of rows, lines of `ahead` fetched after each; kInRegisters: what is stored raises tops[row][16], unless nullptr.
-//   It may read and write rows up to the next multiple of 16.
-//   add_products<Products>(left, right, depth, sum), kInRegisters only: sum[r][v] += row r of left x panel v of right.
+// gradients are fetched ahead), kNarrow (whether few queries take tile_pairs_narrow.h), turns(dims) (of which forward tiles few
+// queries come as right operands), kInRegisters (whether its sums are vectors, so that a block can be used before it is
+// stored), Session (what must be alive while products are computed), and c[rows][columns] (+)= sum over depth as one of these,
+// in blocks of rows, lines of `ahead` fetched after each; it may read and write rows up to the next multiple of 16:
+//   column<Products>(rows, panels, left, right, depth, c, c_stride, add, ahead, tops), kInRegisters: columns are 16 panels, up
+//   to kPanels; what is stored raises tops[row][16], unless nullptr. And add_products<Products>(left, right, depth, sum):
+//   sum[r][v]
+//   += row r of left x panel v of right.
+//   multiply<Products>(rows, columns, depth, left, right, c, c_stride, add, ahead) otherwise.
 // Each element of c is a chain over chunks of 32 depths (AMX) or of 2, in order; chunks of zeros add nothing.
 // Denormal results count as zero.
 #pragma once
