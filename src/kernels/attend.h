@@ -5,15 +5,17 @@
 //     s = score(b, h, i, j)                                    scale, softcap, ALiBi (see Problem)
 //     the row state (m, l, acc) of (b, h, i), float32, takes the pair in:
 //         m' = max(m, s);  l' = l e^(m - m') + e^(s - m');  acc' = acc e^(m - m') + drop(b, h, i, j, state) e^(s - m') v_j
-// m may stay where it is while no score is above it by more than ln 8. m = -inf is the identity, whatever l and acc hold; rows
-// without a pair keep their state bit for bit. Where only NaN was seen, m becomes 0, so that it stays. A key that a query may
-// not see never influences it, whatever bits it holds (NaN and inf included). drop is 0 or 1 / (1 - dropout), 1 without
-// dropout. A task with results (o.data set) is the last to touch its rows, and leaves these in place of their states, also of
-// rows without a pair: with the sink of the head, if there are any, taken in first, o = output_scale acc / l and lse = m + log
-// l, or 0 and -inf where l = 0. o may be where acc is. Such a task may come without states (m.data == nullptr), where it is the
-// first to touch its rows, too, and has no more keys than keys_without_state. To kernels of devices, several tasks of a call
-// may have the same rows with the same results: together they are the last (and without states the first) to touch them.
-// Backward likewise several that write the same rows.
+//     or leaves m where it is, m' = m, if s is above it by ln 8 at most.
+// m = -inf is the identity, whatever l and acc hold; rows without a pair keep their state bit for bit. Where only NaN was seen,
+// m becomes 0, so that it stays. A key that a query may not see never influences it, whatever bits it holds (NaN and inf
+// included). drop is 0 or 1 / (1 - dropout), 1 without dropout.
+// A task with results (o.data set) is the last to touch its rows, and leaves these in place of their states, also of rows
+// without a pair: with the sink of the head, if there are any, taken in first, o = output_scale acc / l and lse = m + log l, or
+// 0 and -inf where l = 0. o may be where acc is.
+// Such a task may come without states (m.data == nullptr), where it is the first to touch its rows, too, and has no more keys
+// than keys_without_state.
+// To kernels of devices, several tasks of a call may have the same rows with the same results: together they are the last (and
+// without states the first) to touch them. Backward likewise several that write the same rows.
 //
 // Backward. With the final lse of the row, delta = rowsum(do . o) and c = output_scale:
 //     p = min(1, e^(s - lse));  dp = c drop (do_i . v_j);  ds = p (dp - delta) ds/d(scale q k)

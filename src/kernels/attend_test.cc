@@ -241,6 +241,19 @@ TEST_P(AttendTest, MaximaThatMoveWithTheKeys) {
   }
 }
 
+TEST_P(AttendTest, WeightsThatAreRoundedAlikeDoNotShow) {
+  // Keys that are 1.5 above the first 64, for which a kernel may leave a maximum where it is, all have a weight of e^1.5 then,
+  // which is 3 in 1,000 more than it is rounded to in 8 bits.
+  World world(spec(90, 400, 16));
+  world.q.fill(0.5), world.k.fill(0.75), world.v.fill(1.0);
+  for (std::int64_t key = 0; key < 64; ++key) {
+    for (int e = 0; e < 16; ++e) world.k.set(0, key, 0, e, 0.0);
+  }
+  run_kernel(kernel(), world, {world.whole()});
+  for (std::int64_t row = 0; row < 90; ++row)
+    EXPECT_NEAR(world.acc.get(0, row, 0, 3) / world.l.get(0, row, 0, 0), 1.0, 5e-4) << row;
+}
+
 TEST_P(AttendTest, EqualKeysAndOneHot) {
   World equal(spec(20, 100, 16));
   equal.k.fill(0.5);

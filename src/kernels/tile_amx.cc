@@ -13,6 +13,9 @@ alignas(64) constexpr std::uint8_t kConfiguration[64] = {
     0,  0,  0,  0,  0,  0,  0,  0, 0,  0, 0,  0, 0,  0, 0,  0,  //
     16, 16, 16, 16, 16, 16, 16, 16};                            // rows
 
+// The compiler does not know that a load of a tile reads memory: what it reads must have been written before this.
+RINGSPAN_INLINE void to_tiles() { __asm__ volatile("" ::: "memory"); }
+
 template <int kTile>
 RINGSPAN_INLINE void load_tile(const void* data, std::int64_t stride) {
   __asm__ volatile("tileloadd (%0,%1,1), %%tmm%c2" ::"r"(data), "r"(stride), "i"(kTile));
@@ -47,7 +50,9 @@ struct Dot {
   static constexpr bool kNarrow = false;
   static constexpr bool kInRegisters = false;
   // Of which forward tiles: what they add up stays in tiles (tile_amx_forward.h).
-  static constexpr bool turns(const TileDims& dims) { return dims.dtype == 1 && dims.head_dim <= 64 && dims.head_dim_v <= 64; }
+  static constexpr bool turns(const TileDims& dims) {
+    return dims.dtype == kBFloat16Type && dims.head_dim <= 64 && dims.head_dim_v <= 64;
+  }
 
   struct Session {
     Session() { _tile_loadconfig(kConfiguration); }
@@ -59,7 +64,7 @@ struct Dot {
   template <typename Products>
   static void multiply(int rows, int columns, int depth, Left left, const Right& right, float* c, std::int64_t c_stride,
                        bool add, Ahead* ahead) {
-    __asm__ volatile("" ::: "memory");  // nor that a load of a tile reads memory: what it reads must have been written
+    to_tiles();
     for (; rows > 0; rows -= kPairRows, left.data += kPairRows * left.stride, c += kPairRows * c_stride) {
       if (Products::kCount == 1 && depth <= 2 * kChunk) {
         hold(rows, columns, depth, left, right, c, c_stride, add, ahead);

@@ -48,7 +48,7 @@ class TurnedBlock {
         weights_{reinterpret_cast<Word*>(scores_[1] + kPartKeys * kLanes), nullptr},
         sums_(reinterpret_cast<float*>(weights_[0] + 2 * kPartKeys * kLanes)),
         copy_(reinterpret_cast<Word*>(sums_ + parts.columns * kLanes)),
-        plain_(tile.scale > 0.0F && tile.softcap <= 0.0F && tile.slope == nullptr) {
+        plain_(is_plain(tile)) {
     weights_[1] = weights_[0] + kPartKeys * kLanes;
     const __mmask16 present = first_of(rows_);
     // Absent rows are as the first one.
@@ -115,9 +115,6 @@ class TurnedBlock {
     if (kFinite) store_held();
     store<kDropout>({m, l, rounded});
   }
-
-  // The compiler does not know that a load of a tile reads memory: what it reads must have been written.
-  static void to_tiles() { __asm__ volatile("" ::: "memory"); }
 
   void begin_tiles() {
     to_tiles();
@@ -289,7 +286,7 @@ class TurnedBlock {
   }
 
   // Everything meets the state of the rows that see a key. Sums of values are related to the sum of the rounded weights, so
-  // that rounding does not change a value that is all a query sees; the sum of a state is the exact one.
+  // that equal ones, all rounded the same way, do not change a value; the sum of a state is the exact one.
   template <bool kDropout>
   void store(const State& state) const {
     const __mmask16 active = _mm512_cmplt_epi32_mask(begin_, end_) & first_of(rows_);

@@ -13,15 +13,14 @@
 // words to broadcast against vectors for AVX512-BF16.
 //
 // Dot: kSplits (whether it is fast enough for several planes), kFetchesQueries (whether backward gains where queries and their
-// gradients are fetched ahead), kNarrow (whether few queries take tile_pairs_narrow.h), turns(dims) (of which forward tiles few
-// queries come as right operands), kInRegisters (whether its sums are vectors, so that a block can be used before it is
-// stored), Session (what must be alive while products are computed), and c[rows][columns] (+)= sum over depth as one of these,
-// in blocks of rows, lines of `ahead` fetched after each; it may read and write rows up to the next multiple of 16:
-//   column<Products>(rows, panels, left, right, depth, c, c_stride, add, ahead, tops), kInRegisters: columns are 16 panels, up
-//   to kPanels; what is stored raises tops[row][16], unless nullptr. And add_products<Products>(left, right, depth, sum):
-//   sum[r][v]
-//   += row r of left x panel v of right.
-//   multiply<Products>(rows, columns, depth, left, right, c, c_stride, add, ahead) otherwise.
+// gradients are fetched ahead), kNarrow (whether few queries take tile_pairs_narrow.h), turns(dims) (of which forward tiles
+// queries are packed as right operands), kInRegisters (whether its sums are vectors, so that a block can be used before it is
+// stored), Session (what must be alive while products are computed), and products: c[rows][columns] (+)= sum over depth, in
+// blocks of rows, lines of `ahead` fetched after each. They may read and write rows up to the next multiple of 16.
+//   kInRegisters: column<Products>(rows, panels, left, right, depth, c, c_stride, add, ahead, tops): columns are 16 panels, up
+//     to kPanels; what is stored raises tops[row][16], unless nullptr.
+//     add_products<Products>(left, right, depth, sum): sum[r][v] += row r of left x panel v of right.
+//   Otherwise: multiply<Products>(rows, columns, depth, left, right, c, c_stride, add, ahead).
 // Each element of c is a chain over chunks of 32 depths (AMX) or of 2, in order; chunks of zeros add nothing.
 // Denormal results count as zero.
 #pragma once
@@ -32,6 +31,8 @@ namespace ringspan::kernels {
 namespace {
 
 using Word = std::uint16_t;
+
+constexpr int kFloat32Type = 0, kBFloat16Type = 1, kFloat16Type = 2;  // of TileDims::dtype
 
 constexpr int kChunk = 32;  // depth of a tile
 constexpr int kPanelColumns = 16;

@@ -11,7 +11,6 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kFloat32Type = 0, kBFloat16Type = 1, kFloat16Type = 2;
 constexpr int kMaxBlocks = kMaxGradQueryTile / kPairRows;
 
 // Keys of a tile: many, because the queries are packed once for each; few enough for the second cache.

@@ -130,25 +130,15 @@ RINGSPAN_INLINE Gradients gradients_of(const BackwardTile& tile, const QueryFact
   return {kept, p * Isa::fma(dp, factor, factors.delta) * derivative};
 }
 
-// Planes of the values of two rows and 16 keys: interleaved words, and if wanted row by row.
-template <typename Type>
-RINGSPAN_INLINE void store_pair(Reg even, Reg odd, Word* interleaved, std::int64_t plane, Word* rows, std::int64_t stride,
-                                std::int64_t rows_plane) {
+// The words of two rows and 16 keys where sums are vectors: interleaved, and if wanted row by row.
+RINGSPAN_INLINE void store_pair(Reg even, Reg odd, Word* interleaved, Word* rows, std::int64_t stride) {
   const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20,
                                          4, 19, 3, 18, 2, 17, 1, 16, 0);
-  for (int n = 0; n < Type::kPlanes; ++n) {
-    const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
-    const __m256i low = _mm512_castsi512_si256(rounded), high = _mm512_extracti64x4_epi64(rounded, 1);
-    _mm512_storeu_si512(interleaved + n * plane, _mm512_permutexvar_epi16(order, rounded));
-    if (rows != nullptr) {
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows + n * rows_plane), low);
-      _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows + n * rows_plane + stride), high);
-    }
-    if (n + 1 < Type::kPlanes) {
-      even = even - widen(low);
-      odd = odd - widen(high);
-    }
-  }
+  const __m512i rounded = (__m512i)_mm512_cvtne2ps_pbh(odd, even);
+  _mm512_storeu_si512(interleaved, _mm512_permutexvar_epi16(order, rounded));
+  if (rows == nullptr) return;
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows), _mm512_castsi512_si256(rounded));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(rows + stride), _mm512_extracti64x4_epi64(rounded, 1));
 }
 
 // p and ds of queries row, row + 1 and keys [begin, end), both multiples of 32, from scores and dp of the sub-tile at `begin`.
@@ -185,9 +175,8 @@ void gradient_rows(const BackwardTile& tile, const GradientParts<Type>& parts, i
     }
     if constexpr (Dot::kInRegisters) {
       RINGSPAN_UNROLL for (int v = 0; v < 2; ++v) {
-        store_pair<Type>(even[v].p, odd[v].p, p + v * parts.p_panel, parts.p_plane, nullptr, 0, 0);
-        store_pair<Type>(even[v].ds, odd[v].ds, ds + v * parts.p_panel, parts.p_plane, rows + v * kWidth, parts.ds_stride,
-                         parts.ds_plane);
+        store_pair(even[v].p, odd[v].p, p + v * parts.p_panel, nullptr, 0);
+        store_pair(even[v].ds, odd[v].ds, ds + v * parts.p_panel, rows + v * kWidth, parts.ds_stride);
       }
     } else {
       RINGSPAN_UNROLL for (int v = 0; v < 2; ++v) {
@@ -256,9 +245,8 @@ RINGSPAN_INLINE void held_gradients(const BackwardTile& tile, const GradientPart
         ds[i] = p[i] * Isa::fma(dp[r + i][v], output_scale, Isa::set1(factors.delta[row + r + i]));
       }
       const std::int64_t at = (c / kPanelColumns + v) * parts.p_panel + (row + r) * kPanelColumns;
-      store_pair<Type>(p[0], p[1], parts.p + at, parts.p_plane, nullptr, 0, 0);
-      store_pair<Type>(ds[0], ds[1], parts.ds + at, parts.p_plane, parts.ds_rows + (row + r) * parts.ds_stride + c + v * kWidth,
-                       parts.ds_stride, parts.ds_plane);
+      store_pair(p[0], p[1], parts.p + at, nullptr, 0);
+      store_pair(ds[0], ds[1], parts.ds + at, parts.ds_rows + (row + r) * parts.ds_stride + c + v * kWidth, parts.ds_stride);
     }
   }
 }
