@@ -104,7 +104,7 @@ function(ringspan_testing name)
   set_source_files_properties(${ARGN} PROPERTIES COMPILE_OPTIONS "${options}")
 endfunction()
 
-# A Google Benchmark program, built by the target `benches` only; scripts/bench runs all of them.
+# A Google Benchmark program, built by the target `benches` only; scripts/bench, which has the same rule of names, runs all of them.
 function(ringspan_bench name)
   cmake_parse_arguments(arg "" "" "SOURCES;OBJECTS;LINK" ${ARGN})
   add_executable(${name} EXCLUDE_FROM_ALL ${arg_SOURCES} ${arg_OBJECTS})
