@@ -12,6 +12,10 @@ MASKS = ("full", "causal")
 RATES = {("forward", "float32"): 50, ("forward", "bfloat16"): 130, ("forward", "float16"): 70,
          ("backward", "float32"): 55, ("backward", "bfloat16"): 90, ("backward", "float16"): 50}
 
+# What the geometric means of the ratios to PyTorch must be at least.
+FLOORS = {("forward", "float32"): 1.18, ("forward", "bfloat16"): 2.2, ("forward", "float16"): 1.75,
+          ("backward", "float32"): 1.3, ("backward", "bfloat16"): 1.9, ("backward", "float16"): 12.0}
+
 
 def cases(passes=PASSES, dtypes=DTYPES, masks=MASKS, tokens=(4096,), head_dims=(64, 128), heads=((4, 4),), threads=(1,)):
     return [{"pass": p, "dtype": t, "mask": m, "tokens": n, "head_dim": d, "batch": 1, "heads": h, "kv_heads": h_kv, "threads": c}
