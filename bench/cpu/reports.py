@@ -1,7 +1,9 @@
-"""JSON of benchmarks, and what is made of it: read with what must be in it; written whole or not at all, in a place that is tried first."""
+"""What benchmarks are given, and the JSON that they write: read with what must be in it; written whole or not at all, in a place that
+is tried first."""
 
 import argparse
 import json
+import math
 import os
 import tempfile
 from pathlib import Path
@@ -22,6 +24,25 @@ def read(path, keys, program):
     if missing:
         raise SystemExit(f"{path} has no {', '.join(missing)}: JSON of {program} was expected")
     return report
+
+
+def at_least(least, kind=float):
+    """The type of an argument: a finite number."""
+
+    def number(text):
+        try:
+            value = kind(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value < math.inf:
+            what = "a whole number" if kind is int else "a number"
+            raise argparse.ArgumentTypeError(f"{text}: {what}, at least {least}, was expected")
+        return value
+
+    return number
+
+
+one_or_more = at_least(1, int)
 
 
 def output(text):
