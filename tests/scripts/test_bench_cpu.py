@@ -1,4 +1,4 @@
-"""bench/cpu without PyTorch and without measuring: what is refused first, what --floor judges, where results go."""
+"""bench/cpu and bench/ranks without PyTorch and without measuring: what is refused first, what --floor judges, where results go."""
 
 import contextlib
 import importlib.machinery
@@ -51,6 +51,7 @@ class Refused(InFolder):
             ("builds", "--json", "absent/x.json", "lib.so", "lib.so"), ("builds", "--heads", "0", "lib.so", "lib.so"),
             ("builds", "absent.so", "lib.so"), ("builds", "--kv-heads", "3", "lib.so", "lib.so"),
             ("calls", "--json", "absent/x.json"), ("calls", "--processes", "0"), ("threads", "--json", "absent/x.json"), ("threads", "--threads", "0"),
+            ("../ranks/run", "--json", "absent/x.json"), ("../ranks/run", "--program", "absent"), ("../ranks/run", "--rounds", "0"),
         ):  # fmt: skip
             with self.subTest(program, words=words):
                 done = self.python(CPU / program, *words)
