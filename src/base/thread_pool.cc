@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <condition_variable>
 #include <exception>
@@ -44,27 +45,31 @@ bool look_for(const Done& done) {
   return true;
 }
 
-// Indices of one call, dealt to whoever asks next.
+// Indices of one call, dealt to whoever asks next. Whoever was dealt one begins it: others may wait for it.
 class Deal {
  public:
   void begin(std::int64_t count) {
+    std::fegetenv(&floating_point_);
     count_ = count;
     next_.store(0, std::memory_order_release);
   }
   // Nobody begins another index.
   void end() { next_.store(count_, std::memory_order_relaxed); }
 
+  // Another thread's part, which rounds, and flushes denormal numbers, as the caller does.
   void work(const Body& body, int thread) {
+    std::fenv_t own;
+    std::fegetenv(&own);
+    std::fesetenv(&floating_point_);
     for (std::int64_t index = take(); index < count_; index = take()) body(index, thread);
+    std::fesetenv(&own);
   }
   // The caller's part. Keeps what a body or progress threw, and deals nothing more then.
   void work_as_caller(const Body& body, FunctionRef<void()> progress, std::exception_ptr& failure) {
     try {
-      bool first = true;
       for (std::int64_t index = take(); index < count_; index = take()) {
-        if (!first) progress();
-        first = false;
         body(index, 0);
+        progress();
       }
     } catch (...) {
       failure = std::current_exception();
@@ -76,6 +81,7 @@ class Deal {
   std::int64_t take() { return next_.fetch_add(1, std::memory_order_acquire); }
   std::int64_t count_ = 0;
   std::atomic<std::int64_t> next_{0};
+  std::fenv_t floating_point_{};  // of the caller
 };
 
 // A call on threads of the caller's, on its stack.

@@ -4,7 +4,10 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <array>
 #include <atomic>
+#include <cfenv>
+#include <chrono>
 #include <cstdlib>
 #include <memory>
 #include <new>
@@ -272,6 +275,48 @@ TEST_P(TwoThreads, ProgressThatThrowsWhileWaiting) {
   };
   EXPECT_THROW(pool.parallel_for(2, body, failing_progress), std::runtime_error);
   EXPECT_EQ(ready.load(), 2);
+}
+
+// A body may wait for the index before its own, which must be begun even where progress fails.
+TEST_P(TwoThreads, ProgressThatThrowsLeavesNoGap) {
+  constexpr std::int64_t kCount = 1 << 20;
+  ThreadPool pool(2, GetParam());
+  std::vector<std::atomic<bool>> begun(kCount);
+  std::atomic<bool> both{false}, gap{false};
+  const auto body = [&](std::int64_t index, int thread) {
+    begun[static_cast<std::size_t>(index)] = true;
+    if (thread != 0) both = true;
+    while (!both.load()) std::this_thread::yield();
+    const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
+    while (thread != 0 && index > 0 && !gap.load() && !begun[static_cast<std::size_t>(index - 1)].load()) {
+      std::this_thread::yield();
+      if (std::chrono::steady_clock::now() > end) gap = true;
+    }
+  };
+  const auto failing_progress = [&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // meanwhile the other thread is dealt what follows
+    throw std::runtime_error("rank 1/2: no sign of life");
+  };
+  EXPECT_THROW(pool.parallel_for(kCount, body, failing_progress), std::runtime_error);
+  EXPECT_FALSE(gap.load());
+}
+
+TEST_P(TwoThreads, ComputeAsTheCallerDoes) {
+  ThreadPool pool(2, GetParam());
+  std::atomic<int> ready{0};
+  std::array<std::atomic<int>, 2> rounding{};
+  std::fesetround(FE_UPWARD);
+  pool.parallel_for(
+      2,
+      [&](std::int64_t, int thread) {
+        rounding[static_cast<std::size_t>(thread)] = std::fegetround();
+        ++ready;
+        while (ready.load() < 2) std::this_thread::yield();
+      },
+      no_progress);
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(rounding[0].load(), FE_UPWARD);
+  EXPECT_EQ(rounding[1].load(), FE_UPWARD);
 }
 
 INSTANTIATE_TEST_SUITE_P(Owners, TwoThreads, testing::Values(CallerThreads{}, CallerThreads{run_on_new_threads, nullptr}));

@@ -40,7 +40,9 @@ class Turnstile {
     ~Item() {
       try {
         pass(kAll);
-      } catch (...) {  // progress failed: the call fails, whatever the rows hold
+      } catch (
+          ...) {  // progress failed: the call fails, whatever the rows hold, but the item before has its counter until it ends
+        while (before_.load(std::memory_order_acquire) < kAll) std::this_thread::yield();
       }
       before_.store(kFree, std::memory_order_release);
       mine_.store(kAll, std::memory_order_release);
