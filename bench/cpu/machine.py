@@ -1,4 +1,4 @@
-"""What this machine can do, and whether it does it now: builds and runs peak.cc."""
+"""What this machine can do, and whether it does it now: builds and runs peak.cc and tile_registers.cc."""
 
 import concurrent.futures
 import ctypes
@@ -25,20 +25,24 @@ def describe_machine():
             "torch_isa": torch.backends.cpu.get_cpu_capability(), "load": os.getloadavg()[0]}
 
 
-def build(target, *flags):
-    source = Path(__file__).resolve().parent / "peak.cc"
+def build(target, *flags, source="peak.cc"):
+    source = Path(__file__).resolve().parent / source
     subprocess.run(["c++", "-std=c++20", "-O3", "-march=native", "-pthread", *flags, "-o", str(target), str(source)], check=True)
+
+
+def load(source):
+    """A source as a library: what takes turns with other calls."""
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            build(Path(folder) / "library.so", "-shared", "-fPIC", source=source)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise SystemExit(f"{source} needs a C++ compiler, and what it asks of the machine: {error}") from error
+        return ctypes.CDLL(str(Path(folder) / "library.so"))
 
 
 @functools.cache
 def library():
-    """peak.cc as a library: what takes turns with other calls."""
-    with tempfile.TemporaryDirectory() as folder:
-        try:
-            build(Path(folder) / "peak.so", "-shared", "-fPIC")
-        except (OSError, subprocess.CalledProcessError) as error:
-            raise SystemExit(f"peak.cc needs a C++ compiler: {error}") from error
-        built = ctypes.CDLL(str(Path(folder) / "peak.so"))
+    built = load("peak.cc")
     built.float32_rate_now.restype = built.read_memory.restype = ctypes.c_double
     built.run_loop.argtypes = [ctypes.c_char_p, ctypes.c_double]
     return built
@@ -85,6 +89,24 @@ class Quiet:
     def report(self):
         return {"share": self.share, "best_gflops": self.best, "turns": self.turns, "disturbed_turns": self.disturbed_turns,
                 "cases_without_enough_quiet_turns": self.disturbed_cases}
+
+
+class SharedTiles:
+    """Instead of a Quiet: counts every turn, and tells afterwards beside which another thread of the core used tiles of AMX."""
+
+    def __init__(self):
+        self._shared = load("tile_registers.cc").tiles_are_shared
+        self._told = []
+        self.turns = self.disturbed_turns = self.disturbed_cases = 0
+
+    def now(self, threads=1):
+        self._told.append(self._shared())
+        return True
+
+    def split(self, values):
+        """Of one value per turn: those alone on the core, those beside; turns that began and ended so."""
+        told = list(zip(values, self._told, self._told[1:]))
+        return [[value for value, begin, end in told if begin == end == shared] for shared in (0, 1)]
 
 
 def best_of(*peaks):

@@ -29,12 +29,19 @@ template <int kTile>
 RINGSPAN_INLINE void store_tile(void* data, std::int64_t stride) {
   __asm__ volatile("tilestored %%tmm%c2, (%0,%1,1)" ::"r"(data), "r"(stride), "i"(kTile) : "memory");
 }
+// Makes it zero, as sums begin and as operands end, after their last product. The two hardware threads of a core share the
+// registers that stand behind their tiles, and one that is zero takes none: with all eight in use beside a thread that uses
+// tiles, too, each load or product waits for a register, for twice to three times as long as it takes.
+template <int kTile>
+RINGSPAN_INLINE void drop_tile() {
+  __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
+}
 template <int kTile>
 RINGSPAN_INLINE void begin_sums(const float* c, std::int64_t c_stride, bool add) {
   if (add) {
     load_tile<kTile>(c, c_stride * 4);
   } else {
-    __asm__ volatile("tilezero %%tmm%c0" ::"i"(kTile));
+    drop_tile<kTile>();
   }
 }
 template <int kSums, int kLeft, int kRight>
@@ -42,8 +49,7 @@ RINGSPAN_INLINE void add_product() {
   __asm__ volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" ::"i"(kSums), "i"(kLeft), "i"(kRight));
 }
 
-// Loading tiles takes longer than multiplying them where another hardware thread has half of the core: at depths of up to two
-// chunks a left operand of one plane is loaded once for all columns, and otherwise blocks are of 32 x 32.
+// Blocks of 32 x 32.
 struct Dot {
   static constexpr bool kSplits = true;
   static constexpr bool kFetchesQueries = false;
@@ -66,9 +72,7 @@ struct Dot {
                        bool add, Ahead* ahead) {
     to_tiles();
     for (; rows > 0; rows -= kPairRows, left.data += kPairRows * left.stride, c += kPairRows * c_stride) {
-      if (Products::kCount == 1 && depth <= 2 * kChunk) {
-        hold(rows, columns, depth, left, right, c, c_stride, add, ahead);
-      } else if (rows > 16) {
+      if (rows > 16) {
         blocks<Products, true>(columns, depth, left, right, c, c_stride, add, ahead);
       } else {
         blocks<Products, false>(columns, depth, left, right, c, c_stride, add, ahead);
@@ -77,45 +81,6 @@ struct Dot {
   }
 
  private:
-  static void hold(int rows, int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride,
-                   bool add, Ahead* ahead) {
-    if (rows > 16) {
-      if (depth > kChunk) return held<2, true>(columns, left, right, c, c_stride, add, ahead);
-      return held<1, true>(columns, left, right, c, c_stride, add, ahead);
-    }
-    if (depth > kChunk) return held<2, false>(columns, left, right, c, c_stride, add, ahead);
-    held<1, false>(columns, left, right, c, c_stride, add, ahead);
-  }
-
-  // Tiles 4 to 7 are left operands, 2 and 3 right ones, 0 and 1 sums.
-  template <int kChunks, bool kTwoRows>
-  static void held(int columns, const Left& left, const Right& right, float* c, std::int64_t c_stride, bool add, Ahead* ahead) {
-    const std::int64_t left_bytes = left.stride * 2;
-    const Word* const lower = left.data + 16 * left.stride;
-    load_tile<4>(left.data, left_bytes);
-    if (kChunks > 1) load_tile<5>(left.data + kChunk, left_bytes);
-    if (kTwoRows) load_tile<6>(lower, left_bytes);
-    if (kTwoRows && kChunks > 1) load_tile<7>(lower + kChunk, left_bytes);
-    const Word* panel = right.data;
-    for (int column = 0; column < columns; column += kPanelColumns, panel += right.panel, c += kPanelColumns) {
-      begin_sums<0>(c, c_stride, add);
-      if (kTwoRows) begin_sums<1>(c + 16 * c_stride, c_stride, add);
-      stream_tile<2>(panel);
-      if (kChunks > 1) stream_tile<3>(panel + kChunk * kPanelColumns);
-      add_held<kChunks, kTwoRows>(c, c_stride);
-      if (ahead != nullptr && column % (2 * kPanelColumns) == 0) fetch_lines(ahead, ahead->step);
-    }
-  }
-  template <int kChunks, bool kTwoRows>
-  RINGSPAN_INLINE static void add_held(float* c, std::int64_t c_stride) {
-    add_product<0, 4, 2>();
-    if (kTwoRows) add_product<1, 6, 2>();
-    if (kChunks > 1) add_product<0, 5, 3>();
-    if (kChunks > 1 && kTwoRows) add_product<1, 7, 3>();
-    store_tile<0>(c, c_stride * 4);
-    if (kTwoRows) store_tile<1>(c + 16 * c_stride, c_stride * 4);
-  }
-
   template <typename Products, bool kTwoRows>
   static void blocks(int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride, bool add,
                      Ahead* ahead) {
@@ -141,7 +106,10 @@ struct Dot {
     for (int k = 0; k < depth; k += kChunk) {
       RINGSPAN_UNROLL for (int n = 0; n < Products::kCount; ++n) {
         const int p = Products::kLeft[n], q = Products::kRight[n];
-        const bool new_left = n == 0 || p != Products::kLeft[n - 1], new_right = n == 0 || q != Products::kRight[n - 1];
+        const int before = at_least(n - 1, 0), after = at_most(n + 1, Products::kCount - 1);
+        const bool new_left = n == 0 || p != Products::kLeft[before], new_right = n == 0 || q != Products::kRight[before];
+        const bool last_left = n == after || p != Products::kLeft[after];
+        const bool last_right = n == after || q != Products::kRight[after];
         const Word* const a = left.data + p * left.plane + k;
         const Word* const b = right.data + q * right.plane + k * kPanelColumns;
         if (new_right) stream_tile<6>(b);
@@ -151,11 +119,15 @@ struct Dot {
           if (new_left) load_tile<5>(a + 16 * left.stride, left_bytes);
           add_product<2, 5, 6>();
         }
+        if (last_right) drop_tile<6>();
         if (kTwoPanels) {
           if (new_right) stream_tile<7>(b + right.panel);
           add_product<1, 4, 7>();
-          if (kTwoRows) add_product<3, 5, 7>();
         }
+        if (last_left) drop_tile<4>();
+        if (kTwoPanels && kTwoRows) add_product<3, 5, 7>();
+        if (last_left) drop_tile<5>();
+        if (last_right) drop_tile<7>();
       }
     }
     store_tile<0>(c, c_stride * 4);

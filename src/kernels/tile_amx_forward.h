@@ -71,8 +71,9 @@ class TurnedBlock {
     Reg m, l, rounded;
   };
 
+  // Not inlined: four of them in one function take more registers than there are.
   template <bool kFinite, bool kDropout>
-  void run(Range range) {
+  __attribute__((noinline)) void run(Range range) {
     begin_tiles();
     const int first = range.begin / kPartKeys * kPartKeys;
     for (int i = 0; i < kPartKeys / kLanes; ++i) {
@@ -102,7 +103,10 @@ class TurnedBlock {
           multiply_keys(next, slot - 4);
         }
         exponentiate<kDropout>(part, slot * 8, scores_[turn], weights_[turn], factor, origin, l, rounded);
-        if (slot >= 4 && next >= 0) store_tile<6>(scores_[turn ^ 1] + (slot - 4) * kTileFloats, 64);
+        if (slot >= 4 && next >= 0) {
+          store_tile<6>(scores_[turn ^ 1] + (slot - 4) * kTileFloats, 64);
+          drop_tile<6>();
+        }
       }
       if (tile_.ahead != nullptr) fetch_lines(tile_.ahead, tile_.ahead->step);
       if constexpr (kFinite) {
@@ -133,15 +137,20 @@ class TurnedBlock {
     if (parts_.depth > kChunk) load_tile<5>(queries_ + kTileWords, 64);
   }
 
+  // Products with rows of keys or values, which are in one piece.
+  template <int kSums, int kRight>
+  RINGSPAN_INLINE static void add_rows(const Word* rows) {
+    load_tile<7>(rows, 64);
+    add_product<kSums, 7, kRight>();
+    drop_tile<7>();
+  }
+
   // Tile 6: scores of 16 keys.
   RINGSPAN_INLINE void multiply_keys(int part, int i) const {
     const Word* const k = keys_ + (part + i * std::int64_t{kLanes}) * parts_.depth;
     begin_sums<6>(nullptr, 0, false);
-    load_tile<7>(k, 64);
-    add_product<6, 7, 4>();
-    if (parts_.depth == kChunk) return;
-    load_tile<7>(k + kTileWords, 64);
-    add_product<6, 7, 5>();
+    add_rows<6, 4>(k);
+    if (parts_.depth > kChunk) add_rows<6, 5>(k + kTileWords);
   }
 
   // A quarter of the products with the values of a part.
@@ -152,17 +161,12 @@ class TurnedBlock {
     const Word* const rows = v + chunk * parts_.chunk;
     if (quarter % 2 == 0) {
       load_tile<6>(weights + chunk * kTileWords, 64);
-      load_tile<7>(rows, 64);
-      add_product<0, 7, 6>();
-      if (parts_.columns <= 16) return;
-      load_tile<7>(rows + kTileWords, 64);
-      add_product<1, 7, 6>();
+      add_rows<0, 6>(rows);
+      if (parts_.columns > 16) add_rows<1, 6>(rows + kTileWords);
     } else if (parts_.columns > 32) {
-      load_tile<7>(rows + 2 * kTileWords, 64);
-      add_product<2, 7, 6>();
-      if (parts_.columns <= 48) return;
-      load_tile<7>(rows + 3 * kTileWords, 64);
-      add_product<3, 7, 6>();
+      add_rows<2, 6>(rows + 2 * kTileWords);
+      if (parts_.columns > 48) add_rows<3, 6>(rows + 3 * kTileWords);
+      drop_tile<6>();
     }
   }
   void multiply_values(int part, const Word* weights) {
