@@ -36,6 +36,8 @@ def _mistaken(rank, ranks):
     for call in calls:
         texts.append(_raises(call))
         assert float(sharding.mean_loss(losses, group=group)) == 1.0
+    labels = torch.full((1, 4), 156, dtype=torch.uint8)  # the byte of -100, which is none to ignore
+    assert float(sharding.mean_loss(losses, group=group, labels=labels)) == 1.0
     x = torch.ones(1, 4, 3, requires_grad=True)
     whole = sharding.unshard(x, group=group)
     texts.append(_raises(lambda: whole.sum().backward() if first else sharding.mean_loss(losses, group=group)))

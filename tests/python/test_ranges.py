@@ -86,6 +86,18 @@ def test_shardings(kind):
         kind("zigzag", tokens=8, ranks=2).rows(2**63)
 
 
+@pytest.mark.parametrize("dtype", (torch.uint8, torch.int32, torch.int64, torch.bool))
+def test_labels_of_any_integers_have_room_for_those_to_ignore(dtype):
+    sharding = rt.Sharding("zigzag", tokens=9, ranks=1)
+    tokens = torch.arange(9).to(dtype)[None]
+    labels = sharding.next_labels(tokens, rank=0, cu_seqlens=[0, 4, 9])
+    expected = tokens.long().roll(-1)
+    expected[:, [3, 8]] = -100
+    assert labels.dtype == torch.int64 and torch.equal(labels, expected)
+    with refused(r"ignore_index \(-1.5\) must be an integer"):
+        sharding.next_labels(tokens, rank=0, ignore_index=-1.5)
+
+
 def test_dimensions_of_sharded_tensors():
     sharding = rt.Sharding("zigzag", tokens=9, ranks=2)
     text = r"dim \(7\) must be in \[-4, 4\), for the tensor has 4 dimensions"

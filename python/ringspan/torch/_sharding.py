@@ -31,6 +31,11 @@ def _described(tensor, tokens=None):
     return f"{str(tensor.dtype).removeprefix('torch.')} ({', '.join(sizes)}) on {tensor.device.type}"
 
 
+def _labels(tensor):
+    """Integers as int64: a narrow type, uint8 say, has no room for an ignore_index beside its values."""
+    return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
+
+
 class _Unshard(torch.autograd.Function):
     """All ranks' parts as one tensor, on every rank. Backward: this rank's rows of the sum of all ranks' gradients, for every rank
     computes with the whole tensor."""
@@ -134,8 +139,9 @@ class Sharding(_Sharding):
         self, tokens: torch.Tensor, *, rank: int, dim: int = 1, ignore_index: int = -100, cu_seqlens=None
     ) -> torch.Tensor:
         """The labels of the rank's tokens for predicting the next one, from the whole sequence: each token's successor, also
-        where another rank holds it; the last token (of each document) has none."""
+        where another rank holds it; the last token (of each document) has ignore_index. Those of integers are int64."""
         dim = self._checked_dim(tokens, dim, self.tokens)
+        tokens, ignore_index = _labels(tokens), _check.integer(ignore_index, "ignore_index")
         labels = torch.full_like(tokens, ignore_index)
         if self.tokens > 1:
             labels.narrow(dim, 0, self.tokens - 1).copy_(tokens.narrow(dim, 1, self.tokens - 1))
@@ -164,7 +170,7 @@ class Sharding(_Sharding):
                     raise InvalidArgument(
                         f"labels have shape {tuple(labels.shape)} on {labels.device}, the losses {tuple(losses.shape)} on {losses.device}"
                     )
-                valid = labels != _check.integer(ignore_index, "ignore_index")
+                valid = _labels(labels) != _check.integer(ignore_index, "ignore_index")
                 losses = losses.where(valid, torch.zeros_like(losses))
                 count = valid.sum(dtype=torch.float64)
             local = losses.sum(dtype=torch.float32)
