@@ -89,10 +89,10 @@ def test_presets():
     assert geometric(512, 4, tokens=512) == Branches((512,), (1,))
     assert geometric(64, 2, 2).pattern(causal=True) == "dilated:64x1,128x2@longnet & causal"
     # The cost is linear: in each branch a query has at most `segment` keys.
-    for tokens in (4096, 65536, 1 << 20):
-        branches = geometric(256, 2, tokens=tokens)
+    for segment, tokens in ((1, 9), (2, 1025), (256, 4096), (256, 65536), (256, 1 << 20)):
+        branches = geometric(segment, 2, tokens=tokens)
         pairs = plan(tokens, pattern=branches.pattern(), heads=1).pairs
-        assert pairs <= 2 * 256 * tokens
+        assert pairs < segment * (2 * tokens + len(branches.dilation_rates))
 
 
 @pytest.mark.parametrize(
