@@ -17,6 +17,8 @@ from torch import nn
 from .errors import InvalidArgument, UnknownArgument
 from .torch import Sharding, attention
 from .torch._attention import refuse_unknown
+from .torch._group import together
+from .torch._transport import group_of
 
 __all__ = ["PAPER", "Branches", "DilatedAttention", "LongNetBlock", "MultiheadDilatedAttention", "geometric", "rotary"]
 
@@ -73,28 +75,33 @@ def geometric(segment=2048, ratio=2, count=None, *, tokens=None):
 
 
 def _refuse(names, own):
-    """Of arguments that go on to attention(): those that the module decides, {name: what to use instead}, and unknown ones."""
+    """Raises for the first of the names that is in own, {name: what to use instead}: the module decides that argument."""
     for name in names:
         if name in own:
             raise UnknownArgument(f"'{name}' cannot be given here: {own[name]}")
-    refuse_unknown(names)
 
 
-_PATTERN = {"pattern": "it follows from segment_lengths, dilation_rates and is_causal"}
-_MADE = {**_PATTERN, "dropout_p": "it is attention_dropout= here, dropout= of the modules around it"}
-_LAYER = {"layout": "x is (batch, tokens, embed_dim)", "return_lse": "the layer gives its output and None"}
+_DECIDED = {
+    "pattern": "it follows from segment_lengths, dilation_rates and is_causal",
+}
+_MADE = {
+    **_DECIDED,
+    "dropout_p": "it is attention_dropout= here, dropout= of the modules around it",
+}
+_OF_LAYER = {"layout": "x is (batch, tokens, embed_dim)", "return_lse": "the layer gives its output and None"}
 
 
-def _refuse_of_layer(options):
-    if "layout" in options or "return_lse" in options:
-        _refuse(options, _LAYER)
+def check_input(x, name, embed_dim):
+    if not isinstance(x, torch.Tensor):
+        raise InvalidArgument(f"{name} ({type(x).__name__}) must be a torch.Tensor")
+    if x.dim() != 3 or x.shape[-1] != embed_dim:
+        raise InvalidArgument(f"{name} has shape {tuple(x.shape)}; expected (batch, tokens, embed_dim = {embed_dim})")
 
 
 class Options:
     """Where and how attention runs. Copies of a module share it: a process group cannot be copied."""
 
     def __init__(self, **options):
-        _refuse(options, _MADE)
         self.options = options
 
     def __deepcopy__(self, memo):
@@ -111,18 +118,25 @@ class DilatedAttention(nn.Module):
     def __init__(self, segment_lengths, dilation_rates, softmax_scale=None, attention_dropout=0.0, *, dialect="longnet", group=None,
                  ranks=None, sharding="zigzag", strategy="auto", **options):  # fmt: skip
         super().__init__()
+        _refuse(options, _MADE)
+        refuse_unknown(options)
         self.branches = Branches(tuple(segment_lengths), tuple(dilation_rates))
         self.patterns = {causal: self.branches.pattern(causal, dialect) for causal in (False, True)}
         self.dialect = dialect
         self.dropout_p = attention_dropout
         self._call = Options(scale=softmax_scale, group=group, ranks=ranks, sharding=sharding, strategy=strategy, **options)
 
+    def _arguments(self, options):
+        """Those of a call of attention(): of the module, and in place of them those of the call."""
+        return {**self._call.options, **options}
+
     def forward(self, query, key, value, is_causal=False, **options):
         """`options` are arguments of ringspan.torch.attention for this call, such as cu_seqlens or return_lse."""
-        if "pattern" in options:
-            _refuse(options, _PATTERN)
-        arguments = {**self._call.options, "dropout_p": self.dropout_p if self.training else 0.0, **options}
-        return attention(query, key, value, pattern=self.patterns[bool(is_causal)], **arguments)
+        arguments = self._arguments({"dropout_p": self.dropout_p if self.training else 0.0, **options})
+        with together(arguments["group"]):
+            _refuse(options, _DECIDED)
+            pattern = self.patterns[bool(is_causal)]
+        return attention(query, key, value, pattern=pattern, **arguments)
 
     def extra_repr(self):
         return f"{self.branches}, dialect={self.dialect}"
@@ -133,11 +147,22 @@ def rotary(x, positions, base=10000.0):
 
     Over ranks the positions are global: Sharding.positions().
     """
-    half = x.shape[-1] // 2
-    if 2 * half != x.shape[-1]:
-        raise InvalidArgument(f"head_dim ({x.shape[-1]}) must be even to be rotated")
-    if positions.shape[-1] != x.shape[1]:
-        raise InvalidArgument(f"there are {positions.shape[-1]} positions for {x.shape[1]} tokens")
+    if not isinstance(x, torch.Tensor) or x.dim() != 4 or not x.is_floating_point():
+        is_a = f"{x.dtype} of shape {tuple(x.shape)}" if isinstance(x, torch.Tensor) else type(x).__name__
+        raise InvalidArgument(f"x ({is_a}) must be a tensor of floats (batch, tokens, heads, head_dim)")
+    batch, tokens, _, head_dim = x.shape
+    if head_dim % 2:
+        raise InvalidArgument(f"head_dim ({head_dim}) must be even to be rotated")
+    if not isinstance(positions, torch.Tensor):
+        try:
+            positions = torch.tensor(positions)  # of NumPy, as ringspan.Sharding has them, or a list
+        except (TypeError, ValueError, RuntimeError):
+            raise InvalidArgument(f"positions ({type(positions).__name__}) must be a tensor of numbers") from None
+    if positions.dtype == torch.bool or positions.is_complex():
+        raise InvalidArgument(f"positions ({positions.dtype}) must be numbers")
+    if tuple(positions.shape) not in ((tokens,), (1, tokens), (batch, tokens)):
+        raise InvalidArgument(f"positions have shape {tuple(positions.shape)}; expected ({tokens},) or ({batch}, {tokens})")
+    half = head_dim // 2
     frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angle = positions.to(device=x.device, dtype=torch.float64).unsqueeze(-1) * frequency  # float32 loses far positions
     cos, sin = (f(angle).to(x.dtype).unsqueeze(-2) for f in (torch.cos, torch.sin))
@@ -155,7 +180,7 @@ class MultiheadDilatedAttention(nn.Module):
     def __init__(self, embed_dim, num_heads, dilation_rates, segment_lengths, dropout=0.0, bias=True, layer_norm=True,
                  layer_norm_eps=1e-5, gamma_init=1.0, device=None, dtype=None, *, num_kv_heads=None, rope_base=None, **attention):  # fmt: skip
         super().__init__()
-        _refuse_of_layer(attention)
+        _refuse(attention, _OF_LAYER)
         kv_heads = num_heads if num_kv_heads is None else num_kv_heads
         for name, heads in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
             if heads < 1:
@@ -189,42 +214,51 @@ class MultiheadDilatedAttention(nn.Module):
 
     def forward(self, query, key=None, value=None, is_causal=False, *, positions=None, **options):
         """(output, None), as nn.MultiheadAttention; key and value default to query and key."""
-        _refuse_of_layer(options)
         key = query if key is None else key
         value = key if value is None else value
-        q = self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim))
-        k = self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
-        if self.rope_base is not None:
-            positions = self._positions(q, k, positions, options)
-            q, k = rotary(q, positions, self.rope_base), rotary(k, positions, self.rope_base)
-        elif positions is not None:
-            raise InvalidArgument("positions are given, but nothing is rotated: rope_base is None")
+        arguments = self.attention._arguments(options)
+        with together(arguments["group"]):  # up to attention(), which does so itself
+            _refuse(options, _OF_LAYER)
+            for x, name in ((query, "query"), (key, "key"), (value, "value")):
+                check_input(x, name, self.embed_dim)
+            q = self.q_proj(query).unflatten(-1, (self.num_heads, self.head_dim))
+            k = self.k_proj(key).unflatten(-1, (self.num_kv_heads, self.head_dim))
+            v = self.v_proj(value).unflatten(-1, (self.num_kv_heads, self.head_dim))
+            if self.rope_base is not None:
+                positions = self._positions(q, k, positions, arguments)
+                q, k = rotary(q, positions, self.rope_base), rotary(k, positions, self.rope_base)
+            elif positions is not None:
+                raise InvalidArgument("positions are given, but nothing is rotated: rope_base is None")
         x = self.attention(q, k, v, is_causal, layout="bshd", **options).flatten(-2)
         if self.norm is not None:
             x = self.norm(x)
         return self.out_proj(x), None
 
-    def _positions(self, q, k, positions, options):
+    def _positions(self, q, k, positions, arguments):
         if q.shape[1] != k.shape[1]:
             raise InvalidArgument(f"query has {q.shape[1]} tokens and key {k.shape[1]}; rotated, they must be the same tokens")
-        options = {**self.attention._call.options, **options}  # those of this call count
         for name in ("sharding_k", "replicated_q"):
-            if options.get(name):
-                raise InvalidArgument(f"{name} ({options[name]!r}) deals keys in another way than queries; rotated, they must be the same tokens")
+            value = arguments.get(name)
+            if value:
+                raise InvalidArgument(f"{name} ({value!r}) deals keys in another way than queries; rotated, they must be the same tokens")
         if positions is not None:
             return positions
-        group, sharding = options["group"], options["sharding"]
-        if group is not None:
-            if not isinstance(sharding, Sharding):
-                raise InvalidArgument(
-                    "positions are needed: tokens of a shard do not stand at 0, 1, 2, ...; give Sharding.positions(), or a Sharding in "
-                    f"place of '{sharding}'"
-                )
-            # A process group first: torch.compile cannot ask one what it has.
-            rank = dist.get_rank(group) if isinstance(group, dist.ProcessGroup) else group.get_local_rank()
-            return sharding.positions(rank)
-        return torch.arange(q.shape[1], device=q.device)
+        group, sharding = arguments["group"], arguments["sharding"]
+        if group is None:
+            return torch.arange(q.shape[1], device=q.device)
+        if not isinstance(sharding, Sharding):
+            raise InvalidArgument(
+                "positions are needed: tokens of a shard do not stand at 0, 1, 2, ...; give Sharding.positions(), or a Sharding "
+                f"in place of '{sharding}'"
+            )
+        group = group_of(group)
+        rank, ranks = dist.get_rank(group), dist.get_world_size(group)
+        if ranks != sharding.ranks:
+            raise InvalidArgument(f"the group has {ranks} ranks, but the sharding {sharding.ranks}")
+        positions = sharding.positions(rank)
+        if positions.shape[0] != q.shape[1]:
+            raise InvalidArgument(f"{sharding!r} deals {positions.shape[0]} tokens to rank {rank}, which has {q.shape[1]}")
+        return positions
 
 
 class LongNetBlock(nn.Module):
@@ -254,5 +288,8 @@ class LongNetBlock(nn.Module):
                 nn.init.zeros_(layer.bias)
 
     def forward(self, x, is_causal=True, *, positions=None, **options):
-        x = x + self.attention(self.attention_norm(x), is_causal=is_causal, positions=positions, **options)[0]
+        with together(self.attention.attention._arguments(options)["group"]):
+            check_input(x, "x", self.attention.embed_dim)
+            normed = self.attention_norm(x)
+        x = x + self.attention(normed, is_causal=is_causal, positions=positions, **options)[0]
         return x + self.feedforward(x)

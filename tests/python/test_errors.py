@@ -38,7 +38,6 @@ X = torch.ones(2, 8, 4, 16)
         (dict(ranks=2, sharding="zigzak"), ValueError, "zigzak"),
         (dict(ranks=2, sharding=rt.Sharding("zigzag", tokens=9, ranks=2)), ValueError, "9 tokens"),
         (dict(ranks=2, strategy="rings"), ValueError, "rings"),
-        (dict(ranks=2, group=object()), ValueError, "not both"),
         (dict(group=object()), ValueError, "process group"),
         (dict(sinks=torch.ones(3)), ValueError, "(3,)"),
         (dict(alibi_slopes=torch.ones(3)), ValueError, "(3,)"),

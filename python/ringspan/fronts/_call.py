@@ -13,8 +13,8 @@ def attend(q, k, v, **arguments):
 
 
 def together(group):
-    """An error of one rank inside is raised on all, instead of leaving the others waiting for it. Nothing collective may be inside."""
-    if group is None:
+    """As in ringspan.torch._group."""
+    if group is None:  # then without torch
         return contextlib.nullcontext()
     from ..torch import _group
 

@@ -283,11 +283,11 @@ def attention(
     """
     name = ""
     if group is not None:
-        if ranks is not None:
-            raise InvalidArgument("give group (processes) or ranks (simulated in this process), not both")
         group = _transport.group_of(group)
         name = _transport.name_of(group)
     try:
+        if group is not None and ranks is not None:
+            raise InvalidArgument("give group (processes) or ranks (simulated in this process), not both")
         if unknown:
             refuse_unknown(unknown)
         if return_lse is not False:

@@ -49,9 +49,11 @@ def meet(group, what, tokens=0):
 
 @contextlib.contextmanager
 def together(group):
-    """An error of one rank inside is raised on all, instead of leaving the others waiting. Nothing collective may be inside."""
+    """An error of one rank inside is raised on all, instead of leaving the others waiting, unless they wait in a collective inside.
+    group: None where this process is alone."""
     try:
         yield
     except Exception as error:
-        refuse(name_of(group), error)
+        if group is not None:
+            refuse(name_of(group), error)
         raise
