@@ -82,6 +82,13 @@ def positive(value, name):
     return value
 
 
+def dropout(value, name):
+    value = number(value, name)
+    if not 0.0 <= value < 1.0:
+        raise InvalidArgument(f"{name} ({value}) must be in [0, 1)")
+    return value
+
+
 def seed(value, name):
     """Of dropout: 64 bits."""
     value = whole(value, name)

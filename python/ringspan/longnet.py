@@ -14,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from . import _check
 from .errors import InvalidArgument, UnknownArgument
 from .torch import Sharding, attention
 from .torch._attention import refuse_unknown
@@ -34,9 +35,9 @@ class Branches:
 
     def __post_init__(self):
         for name in ("segment_lengths", "dilation_rates"):
-            values = tuple(getattr(self, name))
-            if not values or any(not isinstance(value, int) or isinstance(value, bool) or value < 1 for value in values):
-                raise InvalidArgument(f"{name} {values} must be positive integers, at least one")
+            values = tuple(_check.integers(getattr(self, name), name, 1))
+            if not values:
+                raise InvalidArgument(f"{name} ({getattr(self, name)!r}) must have at least one integer")
             object.__setattr__(self, name, values)
         if len(self.segment_lengths) != len(self.dilation_rates):
             raise InvalidArgument(
@@ -48,7 +49,7 @@ class Branches:
         if dialect not in _DIALECTS:
             raise InvalidArgument(f"dialect ({dialect!r}) must be one of {', '.join(_DIALECTS)}")
         terms = ",".join(f"{segment}x{rate}" for segment, rate in zip(self.segment_lengths, self.dilation_rates))
-        return f"dilated:{terms}@{dialect}" + (" & causal" if causal else "")
+        return f"dilated:{terms}@{dialect}" + (" & causal" if _check.flag(causal, "causal") else "")
 
     def __str__(self):
         return ", ".join(f"{segment}x{rate}" for segment, rate in zip(self.segment_lengths, self.dilation_rates))
@@ -65,9 +66,8 @@ def geometric(segment=2048, ratio=2, count=None, *, tokens=None):
     """
     if (count is None) == (tokens is None):
         raise InvalidArgument(f"give count ({count}) or tokens ({tokens}), one of them")
-    for name, value, least in (("segment", segment, 1), ("ratio", ratio, 2), ("count", count, 1), ("tokens", tokens, 1)):
-        if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < least):
-            raise InvalidArgument(f"{name} ({value!r}) must be an integer of at least {least}")
+    segment, ratio = _check.integer(segment, "segment", 1), _check.integer(ratio, "ratio", 2)
+    count, tokens = (None if n is None else _check.integer(n, name, 1) for n, name in ((count, "count"), (tokens, "tokens")))
     rates = [1]
     while len(rates) < count if count is not None else segment * rates[-1] < tokens:
         rates.append(rates[-1] * ratio)
@@ -83,10 +83,12 @@ def _refuse(names, own):
 
 _DECIDED = {
     "pattern": "it follows from segment_lengths, dilation_rates and is_causal",
+    "causal": "it is is_causal= of the call",
 }
 _MADE = {
     **_DECIDED,
     "dropout_p": "it is attention_dropout= here, dropout= of the modules around it",
+    "scale": "it is softmax_scale= here",
 }
 _OF_LAYER = {"layout": "x is (batch, tokens, embed_dim)", "return_lse": "the layer gives its output and None"}
 
@@ -120,10 +122,10 @@ class DilatedAttention(nn.Module):
         super().__init__()
         _refuse(options, _MADE)
         refuse_unknown(options)
-        self.branches = Branches(tuple(segment_lengths), tuple(dilation_rates))
+        self.branches = Branches(segment_lengths, dilation_rates)
         self.patterns = {causal: self.branches.pattern(causal, dialect) for causal in (False, True)}
         self.dialect = dialect
-        self.dropout_p = attention_dropout
+        self.dropout_p = _check.dropout(attention_dropout, "attention_dropout")
         self._call = Options(scale=softmax_scale, group=group, ranks=ranks, sharding=sharding, strategy=strategy, **options)
 
     def _arguments(self, options):
@@ -135,7 +137,7 @@ class DilatedAttention(nn.Module):
         arguments = self._arguments({"dropout_p": self.dropout_p if self.training else 0.0, **options})
         with together(arguments["group"]):
             _refuse(options, _DECIDED)
-            pattern = self.patterns[bool(is_causal)]
+            pattern = self.patterns[_check.flag(is_causal, "is_causal")]
         return attention(query, key, value, pattern=pattern, **arguments)
 
     def extra_repr(self):
@@ -163,7 +165,7 @@ def rotary(x, positions, base=10000.0):
     if tuple(positions.shape) not in ((tokens,), (1, tokens), (batch, tokens)):
         raise InvalidArgument(f"positions have shape {tuple(positions.shape)}; expected ({tokens},) or ({batch}, {tokens})")
     half = head_dim // 2
-    frequency = base ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
+    frequency = _check.positive(base, "base") ** (-torch.arange(half, device=x.device, dtype=torch.float64) / half)
     angle = positions.to(device=x.device, dtype=torch.float64).unsqueeze(-1) * frequency  # float32 loses far positions
     cos, sin = (f(angle).to(x.dtype).unsqueeze(-2) for f in (torch.cos, torch.sin))
     first, second = x[..., :half], x[..., half:]
@@ -180,11 +182,9 @@ class MultiheadDilatedAttention(nn.Module):
     def __init__(self, embed_dim, num_heads, dilation_rates, segment_lengths, dropout=0.0, bias=True, layer_norm=True,
                  layer_norm_eps=1e-5, gamma_init=1.0, device=None, dtype=None, *, num_kv_heads=None, rope_base=None, **attention):  # fmt: skip
         super().__init__()
-        _refuse(attention, _OF_LAYER)
-        kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, heads in (("num_heads", num_heads), ("num_kv_heads", kv_heads)):
-            if heads < 1:
-                raise InvalidArgument(f"{name} ({heads}) must be at least 1")
+        _refuse(attention, {**_OF_LAYER, "attention_dropout": "it is dropout= here"})
+        embed_dim, num_heads = _check.integer(embed_dim, "embed_dim", 1), _check.integer(num_heads, "num_heads", 1)
+        kv_heads = num_heads if num_kv_heads is None else _check.integer(num_kv_heads, "num_kv_heads", 1)
         if embed_dim % num_heads:
             raise InvalidArgument(f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads})")
         if num_heads % kv_heads:
@@ -193,11 +193,13 @@ class MultiheadDilatedAttention(nn.Module):
         self.head_dim = embed_dim // num_heads
         if rope_base is not None and self.head_dim % 2:
             raise InvalidArgument(f"head_dim (embed_dim / num_heads = {self.head_dim}) must be even to be rotated")
-        self.gamma_init, self.rope_base = gamma_init, rope_base
+        self.gamma_init = gamma_init
+        self.rope_base = None if rope_base is None else _check.positive(rope_base, "rope_base")
         factory = {"device": device, "dtype": dtype}
         self.q_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
         self.k_proj = nn.Linear(embed_dim, kv_heads * self.head_dim, bias=bias, **factory)
         self.v_proj = nn.Linear(embed_dim, kv_heads * self.head_dim, bias=bias, **factory)
+        dropout = _check.dropout(dropout, "dropout")
         self.attention = DilatedAttention(segment_lengths, dilation_rates, attention_dropout=dropout, **attention)
         self.norm = nn.LayerNorm(embed_dim, eps=layer_norm_eps, **factory) if layer_norm else None
         self.out_proj = nn.Linear(embed_dim, embed_dim, bias=bias, **factory)
@@ -268,7 +270,9 @@ class LongNetBlock(nn.Module):
     def __init__(self, embed_dim, num_heads, segment_lengths, dilation_rates, *, feedforward_dim=None, dropout=0.0, bias=True,
                  layer_norm_eps=1e-5, gamma_init=1.0, rope_base=10000.0, device=None, dtype=None, **attention):  # fmt: skip
         super().__init__()
-        hidden = 4 * embed_dim if feedforward_dim is None else feedforward_dim
+        _refuse(attention, {"layer_norm": "the block has MAGNETO's norms"})
+        embed_dim = _check.integer(embed_dim, "embed_dim", 1)
+        hidden = 4 * embed_dim if feedforward_dim is None else _check.integer(feedforward_dim, "feedforward_dim", 1)
         factory = {"device": device, "dtype": dtype}
         self.attention_norm = nn.LayerNorm(embed_dim, eps=layer_norm_eps, **factory)
         self.attention = MultiheadDilatedAttention(

@@ -1,5 +1,8 @@
 """LongNet modules that are given what is wrong: the message, and on ranks that all raise and go on together."""
 
+import math
+
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -18,14 +21,25 @@ X, Q = torch.ones(1, 8, 32), torch.ones(2, 8, 4, 6)
     ("make", "message"),
     (
         (lambda: Branches((16, 32), (1,)), r"len\(segment_lengths\) \(2\) must equal len\(dilation_rates\) \(1\)"),
-        (lambda: Branches((16,), (0,)), r"dilation_rates \(0,\) must be positive integers"),
-        (lambda: DilatedAttention((), ()), r"segment_lengths \(\) must be positive integers, at least one"),
+        (lambda: Branches((16,), (0,)), r"dilation_rates\[0\] \(0\) must be an integer of at least 1"),
+        (lambda: DilatedAttention((), ()), r"segment_lengths \(\(\)\) must have at least one integer"),
         (lambda: DilatedAttention((8,), (1,), dialect="mine"), r"dialect \('mine'\) must be one of longnet, torchscale, head_groups"),
+        (lambda: DilatedAttention(16, 1), r"segment_lengths \(16\) must be a list of integers"),
+        (lambda: DilatedAttention((8,), (1,), None, -1), r"attention_dropout \(-1.0\) must be in \[0, 1\)"),
+        (lambda: DilatedAttention((8,), (1,))(Q, Q, Q, "no"), r"is_causal \('no'\) must be True or False"),
+        (lambda: Branches((8,), (1,)).pattern("no"), r"causal \('no'\) must be True or False"),
         (lambda: geometric(512, 4), r"give count \(None\) or tokens \(None\)"),
         (lambda: geometric(512, 1, 3), r"ratio \(1\) must be an integer of at least 2"),
         (lambda: MultiheadDilatedAttention(30, 4, (1,), (8,)), r"embed_dim \(30\) must be divisible by num_heads \(4\)"),
         (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,), num_kv_heads=3), r"num_heads \(4\) must be divisible by num_kv_heads \(3\)"),
         (lambda: MultiheadDilatedAttention(12, 4, (1,), (8,), rope_base=1e4), r"head_dim .* = 3\) must be even"),
+        (lambda: MultiheadDilatedAttention(0, 4, (1,), (8,)), r"embed_dim \(0\) must be an integer of at least 1"),
+        (lambda: MultiheadDilatedAttention(32, "4", (1,), (8,)), r"num_heads \('4'\) must be an integer of at least 1"),
+        (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,), num_kv_heads=0), r"num_kv_heads \(0\) must be an integer of at least 1"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), dropout="x"), r"dropout \('x'\) must be a number"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), rope_base=0.0), r"rope_base \(0.0\) must be positive"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), rope_base=math.nan), r"rope_base \(nan\) must be positive"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), rope_base="1e4"), r"rope_base \('1e4'\) must be a number"),
         (lambda: LongNetBlock(32, 4, (8,), (1,))(torch.ones(8, 32)), r"x has shape \(8, 32\); expected \(batch, tokens, embed_dim = 32\)"),
         (lambda: LongNetBlock(32, 4, (8,), (1,))(X, positions=torch.arange(3)), r"positions have shape \(3,\); expected \(8,\) or \(1, 8\)"),
         (lambda: MultiheadDilatedAttention(32, 4, (1,), (8,))(X, torch.ones(1, 8, 3)), r"key has shape \(1, 8, 3\); expected"),
@@ -36,12 +50,19 @@ X, Q = torch.ones(1, 8, 32), torch.ones(2, 8, 4, 6)
         (lambda: rotary(Q, torch.ones(8, dtype=torch.bool)), r"positions \(torch.bool\) must be numbers"),
         (lambda: rotary(Q[0], torch.arange(8)), r"x \(torch.float32 of shape \(8, 4, 6\)\) must be a tensor of floats"),
         (lambda: rotary(Q.long(), torch.arange(8)), r"x \(torch.int64 of shape"),
+        (lambda: rotary(Q, torch.arange(8), -1.0), r"base \(-1.0\) must be positive"),
         (lambda: DilatedAttention((8,), (1,), segments=3)(Q, Q, Q), r"attention\(\) has no argument 'segments'"),
     ),
 )
 def test_errors(make, message):
     with pytest.raises(InvalidArgument, match=message):
         make()
+
+
+def test_integers_of_numpy_are_integers():
+    lengths, rates = np.array([16, 32]), np.array([1, 2])
+    assert str(DilatedAttention(lengths, rates).branches) == "16x1, 32x2"
+    assert geometric(np.int64(16), np.int64(2), np.int64(2)) == Branches(lengths, rates)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +72,11 @@ def test_errors(make, message):
         (lambda: DilatedAttention((8,), (1,), pattern="full"), "'pattern' cannot be given here: it follows from segment_lengths"),
         (lambda: DilatedAttention((8,), (1,), dropout_p=0.1), "'dropout_p' cannot be given here: it is attention_dropout="),
         (lambda: LongNetBlock(32, 4, (8,), (1,), pattern="full"), "'pattern' cannot be given here"),
+        (lambda: DilatedAttention((8,), (1,), causal=True), "'causal' cannot be given here: it is is_causal= of the call"),
+        (lambda: DilatedAttention((8,), (1,), scale=0.5), "'scale' cannot be given here: it is softmax_scale= here"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,))(X, causal=False), "'causal' cannot be given here: it is is_causal= of the call"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), layer_norm=False), "'layer_norm' cannot be given here: the block has MAGNETO's norms"),
+        (lambda: LongNetBlock(32, 4, (8,), (1,), attention_dropout=0.1), "'attention_dropout' cannot be given here: it is dropout= here"),
         (lambda: LongNetBlock(32, 4, (8,), (1,), layout="bhsd"), "'layout' cannot be given here: x is"),
         (lambda: LongNetBlock(32, 4, (8,), (1,), return_lse=True), "'return_lse' cannot be given here: the layer gives"),
         (lambda: LongNetBlock(32, 4, (8,), (1,))(X, return_lse=True), "'return_lse' cannot be given here"),
@@ -84,6 +110,7 @@ def _mistakes(rank, ranks):
         lambda: by_name(x, positions=None if wrong else positions),
         lambda: layer(x, positions=positions if wrong else None),
         lambda: layer(x, return_lse=True) if wrong else layer(x),
+        lambda: layer(x, is_causal="no" if wrong else False),
         lambda: plain(q, q, q, **({"pattern": "full"} if wrong else {})),
         lambda: plain(q, q, q, **({"ranks": 2} if wrong else {})),
     ]
@@ -104,13 +131,7 @@ def test_a_mistake_of_one_rank_is_that_of_all():
     for text, begin in zip(own, (
         "Sharding('zigzag', tokens=32, ranks=2) deals 16 tokens to rank 1, which has 15", "x has shape (1, 16, 31); expected",
         "", "positions have shape (15,); expected (16,) or (1, 16)", "the group has 2 ranks, but the sharding 3", "positions are needed",
-        "positions are given, but nothing is rotated", "'return_lse' cannot be given here", "'pattern' cannot",
+        "positions are given, but nothing is rotated", "'return_lse' cannot be given here", "is_causal ('no') must be", "'pattern' cannot",
         "give group (processes) or ranks",
     ), strict=True):  # fmt: skip
         assert text.startswith(begin), text
-
-
-def test_heads_are_at_least_one():
-    for heads, kv_heads, name in ((0, None, "num_heads"), (4, 0, "num_kv_heads")):
-        with pytest.raises(InvalidArgument, match=rf"^{name} \(0\) must be at least 1"):
-            MultiheadDilatedAttention(32, heads, (1,), (8,), num_kv_heads=kv_heads)

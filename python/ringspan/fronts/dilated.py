@@ -14,7 +14,6 @@ and strategy are those of ringspan.torch.attention.
 """
 
 from .. import longnet
-from ..errors import InvalidArgument
 from ._call import refuse
 
 
@@ -33,10 +32,6 @@ class MultiheadDilatedAttention(longnet.MultiheadDilatedAttention):
     def __init__(self, embed_dim, num_heads, dilation_rates, segment_lengths, dropout=0.0, bias=True, layer_norm=True,
                  layer_norm_eps=1e-5, gamma_init=1.0, device=None, dtype=None, op=None, **extras):  # fmt: skip
         _check_op(op)
-        if len(dilation_rates) != len(segment_lengths):
-            raise InvalidArgument(
-                f"len(dilation_rates) ({len(dilation_rates)}) must be equal to len(segment_lengths) ({len(segment_lengths)})"
-            )
         super().__init__(embed_dim, num_heads, dilation_rates, segment_lengths, dropout, bias, layer_norm, layer_norm_eps, gamma_init,
                          device, dtype, dialect="head_groups", **extras)  # fmt: skip
 
