@@ -114,7 +114,8 @@ class DilatedAttention(nn.Module):
     """Dilated attention of q, k, v (batch, tokens, heads, head_dim); k and v may have fewer heads.
 
     dialect: "longnet" is the paper; "torchscale" and "head_groups" are described in docs/architecture.md. `group`, `ranks`,
-    `sharding` and `strategy` are those of ringspan.torch.attention, and further arguments of it may be given by name.
+    `sharding` and `strategy` are those of ringspan.torch.attention, and further arguments of it may be given by name. Tensors
+    among them, such as sinks, become parameters of the module where they are nn.Parameter, else buffers.
     """
 
     def __init__(self, segment_lengths, dilation_rates, softmax_scale=None, attention_dropout=0.0, *, dialect="longnet", group=None,
@@ -126,11 +127,16 @@ class DilatedAttention(nn.Module):
         self.patterns = {causal: self.branches.pattern(causal, dialect) for causal in (False, True)}
         self.dialect = dialect
         self.dropout_p = _check.dropout(attention_dropout, "attention_dropout")
+        self._tensors = [name for name, value in options.items() if isinstance(value, torch.Tensor)]
+        for name in self._tensors:
+            value = options.pop(name)
+            register = self.register_parameter if isinstance(value, nn.Parameter) else self.register_buffer
+            register(name, value)
         self._call = Options(scale=softmax_scale, group=group, ranks=ranks, sharding=sharding, strategy=strategy, **options)
 
     def _arguments(self, options):
         """Those of a call of attention(): of the module, and in place of them those of the call."""
-        return {**self._call.options, **options}
+        return {**self._call.options, **{name: getattr(self, name) for name in self._tensors}, **options}
 
     def forward(self, query, key, value, is_causal=False, **options):
         """`options` are arguments of ringspan.torch.attention for this call, such as cu_seqlens or return_lse."""

@@ -96,6 +96,23 @@ def test_presets():
         assert pairs < segment * (2 * tokens + len(branches.dilation_rates))
 
 
+def test_tensors_given_to_a_module_are_its_own():
+    sinks, slopes = torch.nn.Parameter(torch.zeros(4)), torch.tensor([0.5, 0.25, 0.125, 0.0625])
+    module = DilatedAttention((8,), (1,), sinks=sinks, alibi_slopes=slopes)
+    assert dict(module.named_parameters()).keys() == {"sinks"} and dict(module.named_buffers()).keys() == {"alibi_slopes"}
+    assert module.state_dict().keys() == {"sinks", "alibi_slopes"}
+    q, k, v = inputs(9, 30)
+    module(q, k, v).sum().backward()
+    assert sinks.grad.abs().max() > 0
+    given = {"sinks": torch.ones(4), "alibi_slopes": slopes / 2}
+    copied = copy.deepcopy(module)
+    copied.load_state_dict(given)
+    assert torch.equal(copied(q, k, v), DilatedAttention((8,), (1,))(q, k, v, **given))
+    assert torch.equal(module(q, k, v, **given), copied(q, k, v))  # those of the call count
+    assert torch.equal(sinks, torch.zeros(4))
+    assert "attention.attention.sinks" in dict(LongNetBlock(32, 4, (8,), (1,), sinks=sinks).named_parameters())
+
+
 def test_positions_may_be_of_numpy_or_a_list():
     x = inputs(10, 6)[0].detach()
     expected = rotary(x, torch.arange(6))
