@@ -16,8 +16,9 @@ import math
 
 from torch import nn
 
+from .. import _check
 from ..errors import InvalidArgument
-from ..longnet import Branches, Options
+from ..longnet import Branches, Options, check_input
 from ._call import attend, refuse, together, world_group
 
 
@@ -27,6 +28,7 @@ class DilatedAttention(nn.Module):
         super().__init__()
         if bool(self_attention) == bool(encoder_decoder_attention):
             raise InvalidArgument("one of self_attention and encoder_decoder_attention must be set")
+        embed_dim, num_heads = _check.integer(embed_dim, "embed_dim", 1), _check.integer(num_heads, "num_heads", 1)
         if embed_dim % num_heads:
             raise InvalidArgument(f"embed_dim ({embed_dim}) must be divisible by num_heads ({num_heads})")
         if getattr(args, "multiway", False):
@@ -34,9 +36,9 @@ class DilatedAttention(nn.Module):
         if getattr(args, "xpos_rel_pos", False):
             refuse("args.xpos_rel_pos", True, "rotate q and k before ringspan.torch.attention(pattern=...)")
         self.args, self.embed_dim, self.num_heads, self.head_dim = args, embed_dim, num_heads, embed_dim // num_heads
-        self.scaling, self.dropout = self.head_dim**-0.5, dropout
+        self.scaling, self.dropout = self.head_dim**-0.5, _check.dropout(dropout, "dropout")
         self.self_attention, self.encoder_decoder_attention = self_attention, encoder_decoder_attention
-        branches = Branches(tuple(args.segment_length), tuple(args.dilated_ratio))
+        branches = Branches(args.segment_length, args.dilated_ratio)
         self.patterns = {causal: branches.pattern(causal, dialect) for causal in (False, True)}
         self._ranks = Options(group=group, strategy=strategy)
         self.k_proj = nn.Linear(embed_dim, embed_dim)
@@ -54,14 +56,13 @@ class DilatedAttention(nn.Module):
     def forward(self, query, key, value, incremental_state=None, key_padding_mask=None, attn_mask=None, rel_pos=None, is_first_step=False,
                 is_causal=False):  # fmt: skip
         """(output, None); tensors are (batch, tokens, embed_dim)."""
-        group, strategy = self._ranks.options["group"], self._ranks.options["strategy"]
-        arguments = {}
-        if getattr(self.args, "seq_parallel", False):
-            group = world_group(group, "args.seq_parallel")
-            arguments = dict(group=group, sharding="contiguous", strategy=strategy)
-        elif group is not None:
-            raise InvalidArgument("group is given, but args.seq_parallel is not set")
-        with together(group):
+        arguments = self._ranks.options
+        seq_parallel = getattr(self.args, "seq_parallel", False)
+        if seq_parallel:
+            arguments = {**arguments, "group": world_group(arguments["group"], "args.seq_parallel"), "sharding": "contiguous"}
+        with together(arguments["group"]):
+            if arguments["group"] is not None and not seq_parallel:
+                raise InvalidArgument("group is given, but args.seq_parallel is not set")
             if incremental_state is not None:
                 refuse("incremental_state", "decoding step by step", "pass all tokens")
             if key_padding_mask is not None:
@@ -71,11 +72,13 @@ class DilatedAttention(nn.Module):
                 refuse("attn_mask", tuple(attn_mask.shape), "use is_causal=True, or a pattern of ringspan.torch.attention")
             if rel_pos is not None:
                 refuse("rel_pos", tuple(rel_pos.shape), "use alibi_slopes= of ringspan.torch.attention for linear biases")
-            if query.shape[-1] != self.embed_dim:
-                raise InvalidArgument(f"query dim {query.shape[-1]} != {self.embed_dim}")
-        q, k, v = (p(x).unflatten(-1, (self.num_heads, -1)) for p, x in ((self.q_proj, query), (self.k_proj, key), (self.v_proj, value)))
-        x = attend(q, k, v, pattern=self.patterns[bool(is_causal)], dropout_p=self.dropout if self.training else 0.0, layout="bshd",
-                   **arguments).flatten(-2)  # fmt: skip
+            pattern = self.patterns[_check.flag(is_causal, "is_causal")]
+            for x, name in ((query, "query"), (key, "key"), (value, "value")):
+                check_input(x, name, self.embed_dim)
+            projected = self.q_proj(query), self.k_proj(key), self.v_proj(value)
+            q, k, v = (x.unflatten(-1, (self.num_heads, -1)) for x in projected)
+        dropout_p = self.dropout if self.training else 0.0
+        x = attend(q, k, v, pattern=pattern, dropout_p=dropout_p, layout="bshd", **arguments).flatten(-2)
         if self.inner_attn_ln is not None:
             x = self.inner_attn_ln(x)
         return self.out_proj(x), None

@@ -2,12 +2,13 @@
 
 import types
 
+import pytest
 import torch
 import torch.distributed as dist
 
 import dense
 import worlds
-from ringspan import Error
+from ringspan import Error, InvalidArgument
 from ringspan.fronts import dilated, flash_attn, sdpa, torchscale
 from ringspan.torch import Sharding
 
@@ -69,6 +70,8 @@ def everything(rank, p):
         ranked.load_state_dict(alone.state_dict())
         sharding = Sharding("contiguous", tokens=N, ranks=p)
         mine = sharding.shard(x.detach(), rank=rank).requires_grad_()
+        with pytest.raises(InvalidArgument, match="on rank 1: key has shape|^rank 1/3: key has shape"):
+            ranked(mine, mine[..., 1:] if rank == 1 else mine, mine)
         compare("torchscale", ranked(mine, mine, mine, is_causal=causal)[0], (mine,), (x,), alone(x, x, x, is_causal=causal)[0], sharding, rank)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import dense
-from ringspan import Unsupported
+from ringspan import InvalidArgument, Unsupported
 from ringspan.fronts.torchscale import DilatedAttention
 
 B, N, H, D = 2, 24, 5, 8  # 5 heads and rate 2: residues by groups of 3 and 2
@@ -109,5 +109,12 @@ def test_refusals():
             make(**{name: True})
     with pytest.raises(ValueError, match="not initialized"):
         make(seq_parallel=True)(x, x, x)
+    for strategy in ("nonsense", "ring"):
+        with pytest.raises(InvalidArgument, match=f"strategy .*{strategy}"):
+            DilatedAttention(arguments(), H * D, H, self_attention=True, strategy=strategy)(x, x, x)
+    with pytest.raises(InvalidArgument, match=r"key has shape \(2, 24, 39\); expected \(batch, tokens, embed_dim = 40\)"):
+        make()(x, x[..., 1:], x)
+    with pytest.raises(InvalidArgument, match=r"is_causal \(1\) must be True or False"):
+        make()(x, x, x, is_causal=1)
     with pytest.raises(ValueError, match="one of self_attention"):
         DilatedAttention(arguments(), H * D, H)
