@@ -46,7 +46,10 @@ def load(path=None, least=0):
     if path is None:
         title, name, pieces = _standard_library()
     else:
-        data = pathlib.Path(path).read_bytes()
+        try:
+            data = pathlib.Path(path).read_bytes()
+        except OSError as error:
+            raise SystemExit(f"{path} cannot be read: {error.strerror}") from None
         size = min(PIECE, max(1, len(data) // 10))
         title, name = pathlib.Path(path).name, str(path)
         pieces = [data[begin : begin + size] for begin in range(0, len(data), size)]

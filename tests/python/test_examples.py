@@ -94,6 +94,28 @@ def test_longnet_lm(tmp_path):
     assert (tmp_path / "out" / "longnet_lm.png").stat().st_size > 10_000
 
 
+@pytest.mark.parametrize("option, value, text", [
+    ("--parity-steps", 0, "argument --parity-steps: 0 must be at least 1"),
+    ("--context", 1, "argument --context: 1 must be at least 2"),
+    ("--seconds", 0, "argument --seconds: 0 must be positive and finite"),
+    ("--seconds", "nan", "argument --seconds: nan must be positive and finite"),
+])  # fmt: skip
+def test_longnet_lm_refuses_options(option, value, text):
+    status, out, err = run("longnet_lm/run", option, value)
+    assert (status, out) == (2, "") and text in err
+
+
+def test_longnet_lm_names_files_that_it_cannot_use(tmp_path):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("tqdm")
+    (tmp_path / "text").write_bytes(bytes(1 << 18))
+    status, _, err = run("longnet_lm/run", "--text", tmp_path / "none", "--output", tmp_path / "out")
+    assert (status, err) == (1, f"{tmp_path / 'none'} cannot be read: No such file or directory\n")
+    assert not (tmp_path / "out").exists()
+    status, _, err = run("longnet_lm/run", "--text", tmp_path / "text", "--output", tmp_path / "text", "--context", 8192)
+    assert (status, err) == (1, f"--output {tmp_path / 'text'}: File exists\n")
+
+
 def test_longnet_lm_refuses_a_short_text(tmp_path):
     pytest.importorskip("matplotlib")
     pytest.importorskip("tqdm")
