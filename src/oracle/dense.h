@@ -42,7 +42,7 @@ struct Inputs {
   // The computation that is judged took delta = rowsum(do . o) from an o stored in 16 bits (PlanOptions::keep_o_float32 off):
   // only the error bounds of the gradients depend on it.
   bool rounded_o = false;
-  // True where the pair is dropped; only called when Problem::dropout > 0.
+  // True where the pair is dropped; only called when Problem::dropout > 0. Where it is empty oracle/dropout.h decides.
   std::function<bool(std::int64_t batch, std::int64_t head, std::int64_t i, std::int64_t j, int state)> dropped;
 };
 

@@ -1,6 +1,7 @@
 #include "oracle/row_engine.h"
 
 #include "base/check.h"
+#include "oracle/dropout.h"
 
 namespace ringspan::oracle {
 namespace {
@@ -37,7 +38,6 @@ RowEngine<Policy>::RowEngine(const Problem& problem, const Inputs& inputs, bool 
   if (problem.dropout > 0.0F) keep_scale_ = static_cast<Real>(1.0 / (1.0 - static_cast<double>(problem.dropout)));
   RINGSPAN_CHECK(!problem.sinks || inputs.sinks != nullptr);
   RINGSPAN_CHECK(!problem.alibi || inputs.alibi_slopes != nullptr);
-  RINGSPAN_CHECK(problem.dropout == 0.0F || inputs.dropped);
   RINGSPAN_CHECK(!backward || problem.tokens_q == 0 || inputs.d_out.data != nullptr);
   states.resize(static_cast<std::size_t>(oracle::states(problem)));
   q.resize(static_cast<std::size_t>(problem.head_dim));
@@ -139,7 +139,8 @@ void RowEngine<Policy>::outputs(const RowCoordinates& row, const KeyBlock<Real>&
     if (problem_.dropout > 0.0F) {
       for (std::size_t x = 0; x < state.p.size(); ++x) {
         const std::int64_t j = block.range.begin + visible[s].keys[x];
-        const bool dropped = inputs_.dropped(row.batch, row.head, row.i, j, static_cast<int>(s));
+        const bool dropped = inputs_.dropped ? inputs_.dropped(row.batch, row.head, row.i, j, static_cast<int>(s))
+                                             : is_dropped(problem_, row.batch, row.head, row.i, j, static_cast<int>(s));
         state.dropped_p[x] = Policy::round(state.p[x] * (dropped ? Real{0} : keep_scale_));
       }
     }

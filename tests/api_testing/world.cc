@@ -8,7 +8,6 @@
 #include <random>
 
 #include "base/float16.h"
-#include "kernels/attend.h"
 #include "oracle/compare.h"
 #include "oracle/dense.h"
 #include "ringspan/error.h"
@@ -273,9 +272,6 @@ std::string judge(const Case& test, const Whole& whole, const Outputs& outputs) 
   inputs.d_lse = test.dlse ? whole.dlse.data() : nullptr;
   inputs.sinks = p.sinks ? whole.sinks.data() : nullptr;
   inputs.alibi_slopes = p.alibi ? whole.slopes.data() : nullptr;
-  inputs.dropped = [&p](std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, int state) {
-    return kernels::is_dropped(p.seed, p.dropout, b, h, i, j, state);
-  };
   inputs.rounded_o = p.dtype != DType::float32 && !test.options.keep_o_float32;
   const bool backward = test.options.backward;
   oracle::Result exact = oracle::dense(p, inputs, oracle::Arithmetic::exact, backward);

@@ -9,7 +9,6 @@
 #include <random>
 #include <utility>
 
-#include "kernels/attend.h"
 #include "oracle/dense.h"
 #include "oracle/multiplicity.h"
 #include "pattern/lower.h"
@@ -50,9 +49,6 @@ struct OracleInputs {
     inputs.sinks = from.sinks;
     inputs.alibi_slopes = from.alibi_slopes;
     inputs.alibi_batch_stride = from.alibi_batch_stride;
-    inputs.dropped = [&problem](std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j, int state) {
-      return kernels::is_dropped(problem.seed, problem.dropout, b, h, i, j, state);
-    };
     if (!backward) return;
     if (from.gradient.kind == GradientSpec::Kind::file) {
       inputs.d_out = view_of(from.d_out.data, o);
