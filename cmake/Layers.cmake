@@ -10,7 +10,7 @@
 include_guard(GLOBAL)
 
 # Not core under ThreadSanitizer: pure functions.
-set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|kernels_property)_")
+set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|verification|kernels_property)_")
 set(RINGSPAN_TEST_KINDS property parity gradient faults conformance errors)
 
 add_library(ringspan_options INTERFACE)

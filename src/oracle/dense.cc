@@ -184,8 +184,8 @@ class Sampled {
  public:
   using Real = typename Policy::Real;
 
-  Sampled(const Problem& problem, const Inputs& inputs, bool backward)
-      : problem_(problem), inputs_(inputs), backward_(backward), engine_(problem, inputs, backward) {}
+  Sampled(const Problem& problem, const Inputs& inputs, bool backward, const Given* given)
+      : problem_(problem), inputs_(inputs), backward_(backward), given_(given), engine_(problem, inputs, backward) {}
 
   Result run(std::span<const Row> queries, std::span<const Row> keys) {
     Result result = make_result(problem_, static_cast<std::int64_t>(queries.size()), static_cast<std::int64_t>(keys.size()), 0,
@@ -221,7 +221,7 @@ class Sampled {
   void run_key(const Row& key, std::int64_t row, Result& result) {
     const Range queries = query_bounds(problem_, key.batch, key.position);
     Range wanted{key.position, key.position + 1};
-    for (std::int64_t i = queries.begin; i < queries.end; ++i) {
+    for (std::int64_t i = queries.begin; given_ == nullptr && i < queries.end; ++i) {
       const Range own = key_bounds(problem_, key.batch, i);
       if (own.begin < own.end) wanted = {std::min(wanted.begin, own.begin), std::max(wanted.end, own.end)};
     }
@@ -229,10 +229,18 @@ class Sampled {
     ColumnBound dk_bound, dv_bound;
     for (std::int64_t h = key.head * problem_.group(); h < (key.head + 1) * problem_.group(); ++h) {
       std::vector<Real> head_dk(dk.size()), head_dv(dv.size());
+      int whole_rows = 2;
       for (std::int64_t i = queries.begin; i < queries.end; ++i) {
-        if (multiplicity(problem_, key.batch, h, i, key.position) == 0) continue;
-        compute(key.batch, h, i, wanted);
-        add_pair(key.position, head_dk, head_dv, dk_bound, dv_bound);
+        const int count = multiplicity(problem_, key.batch, h, i, key.position);
+        if (count == 0) continue;
+        const Trust trust = given_ != nullptr ? trust_in(key.batch, h, i) : Trust{};
+        if (given_ == nullptr || (!(trust.o && trust.lse) && whole_rows-- > 0)) {
+          compute(key.batch, h, i, wanted);
+          add_pair(key.position, {}, head_dk, head_dv, dk_bound, dv_bound);
+        } else {
+          compute_given(key, h, i, count);
+          add_pair(key.position, trust, head_dk, head_dv, dk_bound, dv_bound);
+        }
       }
       for (std::size_t c = 0; c < dk.size(); ++c) dk[c] += Policy::round(head_dk[c]);
       for (std::size_t c = 0; c < dv.size(); ++c) dv[c] += Policy::round(head_dv[c]);
@@ -241,9 +249,35 @@ class Sampled {
     store(result.dv, row, dv, dv_bound.floor(problem_.dtype, norms_of(dv.data(), problem_.head_dim_v).max));
   }
 
-  // What the row just computed adds to dk and dv of one key.
-  void add_pair(std::int64_t position, std::vector<Real>& dk, std::vector<Real>& dv, ColumnBound& dk_bound,
+  // Whether what was given of a row can be what the inputs make of it, whatever they are: lse of a row that sees anything.
+  struct Trust {
+    bool o = true, lse = true;
+  };
+  Trust trust_in(std::int64_t batch, std::int64_t head, std::int64_t i) {
+    o_.resize(static_cast<std::size_t>(problem_.head_dim_v));
+    load_row(given_->o, batch, i, head, problem_.head_dim_v, o_.data());
+    const float lse = given_->lse_of(problem_, batch, head, i);
+    return {std::all_of(o_.begin(), o_.end(), [](double x) { return std::isfinite(x); }),
+            !std::isnan(lse) && (lse > 0 || !std::isinf(lse))};
+  }
+
+  // What the row of a query that was given has for one key.
+  void compute_given(const Row& key, std::int64_t head, std::int64_t i, int count) {
+    const bool covered =
+        key.batch == batch_ && key.head == kv_head_ && block_.range.begin <= key.position && key.position < block_.range.end;
+    if (!covered) block_.load(problem_, inputs_, key.batch, key.head, {key.position, key.position + 1});
+    batch_ = key.batch;
+    kv_head_ = key.head;
+    visible_.front().keys.assign(1, static_cast<std::uint32_t>(key.position - block_.range.begin));
+    visible_.front().counts.assign(1, static_cast<std::uint8_t>(count));
+    engine_.run_given({key.batch, head, i}, block_, visible_, *given_);
+  }
+
+  // What the row just computed adds to dk and dv of one key. What cannot be trusted counts once float64 is not finite either.
+  void add_pair(std::int64_t position, Trust trust, std::vector<Real>& dk, std::vector<Real>& dv, ColumnBound& dk_bound,
                 ColumnBound& dv_bound) {
+    const bool adds_dk = (trust.o && trust.lse) || !std::isfinite(dk[0]);
+    const bool adds_dv = trust.lse || !std::isfinite(dv[0]);
     const auto key = static_cast<std::uint32_t>(position - block_.range.begin);
     for (std::size_t s = 0; s < visible_.size(); ++s) {
       const auto& keys = visible_[s].keys;
@@ -251,8 +285,8 @@ class Sampled {
       if (found == keys.end() || *found != key) continue;
       const auto x = static_cast<std::size_t>(found - keys.begin());
       const auto& state = engine_.states[s];
-      for (std::size_t c = 0; c < dk.size(); ++c) dk[c] += state.ds[x] * engine_.q[c];
-      for (std::size_t c = 0; c < dv.size(); ++c) dv[c] += state.dropped_p[x] * state.d_out[c];
+      for (std::size_t c = 0; adds_dk && c < dk.size(); ++c) dk[c] += state.ds[x] * engine_.q[c];
+      for (std::size_t c = 0; adds_dv && c < dv.size(); ++c) dv[c] += state.dropped_p[x] * state.d_out[c];
       engine_.add_key_bounds(block_, s, x, key, dk_bound, dv_bound);
     }
   }
@@ -260,8 +294,10 @@ class Sampled {
   const Problem& problem_;
   const Inputs& inputs_;
   const bool backward_;
+  const Given* given_;
   RowEngine<Policy> engine_;
   KeyBlock<Real> block_;
+  std::vector<double> o_;
   std::int64_t batch_ = -1, kv_head_ = -1;
   std::vector<std::uint8_t> buffer_;
   std::vector<Visible> visible_ = std::vector<Visible>(static_cast<std::size_t>(states(problem_)));
@@ -294,9 +330,13 @@ Result dense(const Problem& problem, const Inputs& inputs, Arithmetic arithmetic
 }
 
 Result sampled(const Problem& problem, const Inputs& inputs, Arithmetic arithmetic, bool backward, std::span<const Row> queries,
-               std::span<const Row> keys) {
-  return with_policy(problem.dtype, arithmetic,
-                     [&]<typename Policy>(Policy) { return Sampled<Policy>(problem, inputs, backward).run(queries, keys); });
+               std::span<const Row> keys, const Given* given) {
+  RINGSPAN_CHECK(given == nullptr || (queries.empty() && states(problem) == 1));
+  Inputs with_o = inputs;
+  if (given != nullptr) with_o.rounded_o = problem.dtype != DType::float32;  // which the kernels may have kept in float32
+  return with_policy(problem.dtype, arithmetic, [&]<typename Policy>(Policy) {
+    return Sampled<Policy>(problem, with_o, backward, given).run(queries, keys);
+  });
 }
 
 }  // namespace ringspan::oracle

@@ -76,9 +76,23 @@ struct Row {
   std::int64_t position = 0;
 };
 
+// An o and an lse (batch, heads, tokens_q) that were computed.
+struct Given {
+  View o;
+  const float* lse = nullptr;
+  float lse_of(const Problem& problem, std::int64_t batch, std::int64_t head, std::int64_t i) const {
+    return lse[(batch * problem.heads + head) * problem.tokens_q + i];
+  }
+};
+
 // The rows in the order given: o, lse, dq of `queries`, dk and dv of `keys`; dsinks stays empty.
+//
+// With `given`, dk and dv are the sums of what the queries that see a key make of their o and lse computed: one pair per query,
+// where otherwise each query takes a whole row. Only for problems of one state, and without `queries`. Of the rows that are not
+// finite two per key and head are recomputed, so that a wrong NaN of o or lse excuses none of dk or dv; others count once
+// float64 is not finite either.
 Result sampled(const Problem& problem, const Inputs& inputs, Arithmetic arithmetic, bool backward, std::span<const Row> queries,
-               std::span<const Row> keys);
+               std::span<const Row> keys, const Given* given = nullptr);
 
 struct SinkSums {
   Tensor dsinks;                // (heads)

@@ -52,10 +52,40 @@ void RowEngine<Policy>::run(const RowCoordinates& row, const KeyBlock<Real>& blo
   load(row);
   scores(row, block, visible);
   softmax(visible);
-  outputs(row, block, visible);
+  drop(row, block, visible);
+  outputs(block, visible);
   bound_outputs(block, visible);
   if (!backward_) return;
-  gradients(row, block, visible);
+  gradients(block, visible);
+  bound_gradients(block, visible);
+}
+
+// Of float32 roundings only those of the score, of exp(score - lse) and of dot products remain; o was rounded to the dtype.
+template <typename Policy>
+void RowEngine<Policy>::run_given(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible,
+                                  const Given& given) {
+  RINGSPAN_CHECK(states.size() == 1 && visible.size() == 1 && backward_);
+  load(row);
+  scores(row, block, visible);
+  State& state = states.front();
+  lse = given.lse_of(problem_, row.batch, row.head, row.i);
+  state.weight = 1;
+  probabilities(state, visible.front(), lse);
+  drop(row, block, visible);
+  load_row(given.o, row.batch, row.i, row.head, problem_.head_dim_v, o.data());
+  state.o.assign(o.begin(), o.end());
+  Real delta = 0;
+  for (std::size_t c = 0; c < o.size(); ++c) {
+    delta += d_out_[c] * o[c];
+    state.o[c] /= output_scale_;  // as d_out is multiplied
+  }
+  gradients(block, visible, &delta);
+  double k_two = 0;
+  for (const std::uint32_t key : visible.front().keys) k_two = std::max(k_two, block.k_norms[key].two);
+  o_error_ = 0;
+  slack = 4.0 + std::sqrt(static_cast<double>(std::max(problem_.head_dim, problem_.head_dim_v))) +
+          4.0 * (std::abs(static_cast<double>(scale_)) * q_norms.two * k_two + farthest_) +
+          (std::isinf(lse) ? 0.0 : std::abs(static_cast<double>(lse)));
   bound_gradients(block, visible);
 }
 
@@ -123,27 +153,37 @@ void RowEngine<Policy>::softmax(std::span<const Visible> visible) {
     const bool alone = states.size() == 1;
     const Real norm = alone ? lse : state.lse;
     state.weight = alone || state.score.empty() ? Real{1} : Policy::round(std::exp(state.lse - lse));
-    state.p.resize(state.score.size());
-    for (std::size_t x = 0; x < state.score.size(); ++x) {
-      state.p[x] = Policy::round(static_cast<Real>(visible[s].counts[x]) * std::exp(state.score[x] - norm));
+    probabilities(state, visible[s], norm);
+  }
+}
+
+template <typename Policy>
+void RowEngine<Policy>::probabilities(State& state, const Visible& visible, Real norm) {
+  state.p.resize(state.score.size());
+  for (std::size_t x = 0; x < state.score.size(); ++x) {
+    state.p[x] = Policy::round(static_cast<Real>(visible.counts[x]) * std::exp(state.score[x] - norm));
+  }
+}
+
+template <typename Policy>
+void RowEngine<Policy>::drop(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible) {
+  for (std::size_t s = 0; s < states.size(); ++s) {
+    State& state = states[s];
+    state.dropped_p.assign(state.p.begin(), state.p.end());
+    for (std::size_t x = 0; problem_.dropout > 0.0F && x < state.p.size(); ++x) {
+      const std::int64_t j = block.range.begin + visible[s].keys[x];
+      const bool dropped = inputs_.dropped ? inputs_.dropped(row.batch, row.head, row.i, j, static_cast<int>(s))
+                                           : is_dropped(problem_, row.batch, row.head, row.i, j, static_cast<int>(s));
+      state.dropped_p[x] = Policy::round(state.p[x] * (dropped ? Real{0} : keep_scale_));
     }
   }
 }
 
 template <typename Policy>
-void RowEngine<Policy>::outputs(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible) {
+void RowEngine<Policy>::outputs(const KeyBlock<Real>& block, std::span<const Visible> visible) {
   std::fill(o.begin(), o.end(), Real{0});
   for (std::size_t s = 0; s < states.size(); ++s) {
     State& state = states[s];
-    state.dropped_p.assign(state.p.begin(), state.p.end());
-    if (problem_.dropout > 0.0F) {
-      for (std::size_t x = 0; x < state.p.size(); ++x) {
-        const std::int64_t j = block.range.begin + visible[s].keys[x];
-        const bool dropped = inputs_.dropped ? inputs_.dropped(row.batch, row.head, row.i, j, static_cast<int>(s))
-                                             : is_dropped(problem_, row.batch, row.head, row.i, j, static_cast<int>(s));
-        state.dropped_p[x] = Policy::round(state.p[x] * (dropped ? Real{0} : keep_scale_));
-      }
-    }
     state.o.assign(o.size(), Real{0});
     gather_rows(state.dropped_p.data(), block.v.data(), o.size(), visible[s].keys, state.o.data());
     for (std::size_t c = 0; c < o.size(); ++c) o[c] += Policy::round(state.weight * Policy::round(state.o[c]));
@@ -152,7 +192,7 @@ void RowEngine<Policy>::outputs(const RowCoordinates& row, const KeyBlock<Real>&
 }
 
 template <typename Policy>
-void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& block, std::span<const Visible> visible) {
+void RowEngine<Policy>::gradients(const KeyBlock<Real>& block, std::span<const Visible> visible, const Real* delta_of_o) {
   std::fill(dq.begin(), dq.end(), Real{0});
   dsink = 0;
   Real sink_delta = 0;
@@ -172,6 +212,7 @@ void RowEngine<Policy>::gradients(const RowCoordinates&, const KeyBlock<Real>& b
       state.dp[x] = Policy::round(Policy::round(state.dp[x]) * (dropped ? Real{0} : keep_scale_));
       delta += state.p[x] * state.dp[x];
     }
+    if (delta_of_o != nullptr) delta = *delta_of_o;
     sink_delta += delta;
     for (std::size_t x = 0; x < count; ++x) {
       const Real capped = state.ds[x];

@@ -176,6 +176,10 @@ class RowEngine {
   // Computes everything about one query row; visible[s] lists the keys of state s as indices into the block.
   void run(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible);
 
+  // As far as dk and dv of the keys that `visible` lists go, given the row's o and lse: with one state only. `visible` need not
+  // list all keys that the row sees; dq, dsink and the bounds of outputs are left undefined.
+  void run_given(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible, const Given& given);
+
   // What the last run() adds to the error bounds of dk and dv of its x-th visible key of state s.
   void add_key_bounds(const KeyBlock<Real>& block, std::size_t s, std::size_t x, std::size_t key, ColumnBound& dk,
                       ColumnBound& dv) const;
@@ -192,8 +196,11 @@ class RowEngine {
   void load(const RowCoordinates& row);
   void scores(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible);
   void softmax(std::span<const Visible> visible);
-  void outputs(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible);
-  void gradients(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible);
+  void probabilities(State& state, const Visible& visible, Real norm);
+  void drop(const RowCoordinates& row, const KeyBlock<Real>& block, std::span<const Visible> visible);
+  void outputs(const KeyBlock<Real>& block, std::span<const Visible> visible);
+  // `delta`: of the one state where o was given, otherwise it is summed.
+  void gradients(const KeyBlock<Real>& block, std::span<const Visible> visible, const Real* delta = nullptr);
   void bound_outputs(const KeyBlock<Real>& block, std::span<const Visible> visible);
   void bound_gradients(const KeyBlock<Real>& block, std::span<const Visible> visible);
   double pair_size(const KeyBlock<Real>& block, std::size_t s, std::size_t x, std::size_t key) const;

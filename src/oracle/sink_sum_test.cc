@@ -1,4 +1,4 @@
-// dsinks of an o and an lse that were computed, against dsinks of the whole.
+// dsinks, dk and dv of an o and an lse that were computed, against those of the whole.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -65,6 +65,26 @@ struct World {
     const Comparison result = compare("dsinks", exact, exact, actual, DType::float32);
     return result.passed ? "" : to_string(result);
   }
+  // dk and dv of every key, judged by those of the o and lse; "" where both pass.
+  std::string judge_keys(const std::vector<double>& dk, const std::vector<double>& dv) const {
+    const Given given{contiguous_view(o.data(), DType::float32, problem.tokens_q, problem.heads, problem.head_dim_v),
+                      lse.data()};
+    std::vector<Row> keys;  // in the order of the whole
+    for (std::int64_t x = 0; x < whole.dk.rows(); ++x) {
+      keys.push_back({x / problem.kv_heads / problem.tokens_k, x % problem.kv_heads, x / problem.kv_heads % problem.tokens_k});
+    }
+    const Result exact = sampled(problem, inputs, Arithmetic::exact, true, {}, keys, &given);
+    const Result naive = sampled(problem, inputs, Arithmetic::naive, true, {}, keys, &given);
+    std::string failures;
+    const auto compare_one = [&](const char* name, const Tensor& right, const Tensor& plain, std::vector<double> actual) {
+      for (double& value : actual) value = round_to(problem.dtype, value);
+      const Comparison result = compare(name, right, plain, actual, problem.dtype);
+      if (!result.passed) failures += to_string(result) + "\n";
+    };
+    compare_one("dk", exact.dk, naive.dk, dk);
+    compare_one("dv", exact.dv, naive.dv, dv);
+    return failures;
+  }
   std::size_t row(std::int64_t b, std::int64_t i, std::int64_t h) const {
     return static_cast<std::size_t>((b * problem.tokens_q + i) * problem.heads + h);
   }
@@ -102,11 +122,13 @@ TEST_P(SinkSum, OfRoundedOutputsIsThatOfTheWhole) {
         p.pattern = patterns[pattern];
         p.lengths_q = {60, 41};
         p.dropout = seed == 3 ? 0.25F : 0.0F;
+        p.softcap = seed == 2 ? 3.0F : 0.0F;
         SCOPED_TRACE("pattern " + std::to_string(pattern) + ", seed " + std::to_string(seed) + ", v of size " +
                      std::to_string(v_size));
         const World world(p, seed, v_size);
         EXPECT_EQ(world.judge(world.whole.dsinks.values), "");
         EXPECT_TRUE(world.sums().not_finite.empty());
+        EXPECT_EQ(world.judge_keys(world.whole.dk.values, world.whole.dv.values), "");
       }
     }
   }
@@ -142,6 +164,36 @@ TEST_P(SinkSum, WhatIsLeftOutIsNoticed) {
     std::swap(swapped[0], swapped[1]);
     EXPECT_NE(world.judge(swapped), "");
   }
+}
+
+// Rows of lse and o that are not finite count where the inputs make them so, and only there.
+TEST_P(SinkSum, KeysHaveNaNWhereTheInputsMakeIt) {
+  const World right(make_problem(GetParam()), 6);
+  std::vector<double> dk = right.whole.dk.values, dv = right.whole.dv.values;
+  for (const double factor : {0.0, 0.9}) {
+    std::vector<double> less = dk;
+    std::for_each(less.begin() + 80, less.begin() + 160, [&](double& x) { x *= factor; });
+    EXPECT_NE(right.judge_keys(less, dv), "");
+    less = dv;
+    std::for_each(less.begin() + 160, less.begin() + 320, [&](double& x) { x *= factor; });
+    EXPECT_NE(right.judge_keys(dk, less), "");
+  }
+  World wrong = right;
+  for (std::int64_t i = 30; i < 60; ++i) wrong.o[right.row(0, i, 1) * 16] = std::numeric_limits<float>::quiet_NaN();
+  std::fill_n(dk.begin(), 8, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_NE(wrong.judge_keys(dk, dv), "");
+  for (std::int64_t i = 30; i < 60; ++i) wrong.lse[right.statistic(0, i, 1)] = std::numeric_limits<float>::quiet_NaN();
+  std::fill_n(dv.begin(), 16, std::numeric_limits<double>::quiet_NaN());
+  EXPECT_NE(wrong.judge_keys(right.whole.dk.values, dv), "");
+
+  World legal(make_problem(GetParam()), 6);
+  legal.v[5] = std::numeric_limits<float>::quiet_NaN();  // of key 0, kv head 0
+  legal.whole = dense(legal.problem, legal.inputs, Arithmetic::exact, true);
+  for (std::size_t x = 0; x < legal.o.size(); ++x) legal.o[x] = round_to(GetParam(), legal.whole.o.values[x]);
+  ASSERT_TRUE(std::isnan(legal.whole.dk.values[0]));
+  EXPECT_EQ(legal.judge_keys(legal.whole.dk.values, legal.whole.dv.values), "");
+  legal.whole.dv.values[3] += 1;
+  EXPECT_NE(legal.judge_keys(legal.whole.dk.values, legal.whole.dv.values), "");
 }
 
 TEST_P(SinkSum, ASinkOfMinusInfinityHasNoneAndOneOfInfinityNaN) {

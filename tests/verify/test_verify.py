@@ -64,6 +64,15 @@ class Verify(unittest.TestCase):
         self.assertEqual([t["elements"] for t in report["tensors"][:3]], [64 * 64, 64, 64 * 64])
         self.assertNotIn("from_outputs", report)
 
+    def test_a_sample_has_gradients_of_keys_that_many_queries_see(self):
+        for more in ("pattern=causal strategy=ring", "dtype=bfloat16 hkv=1 h=2 softcap=5 alibi=1 sinks=1", "dtype=float16 keep_o=0 dropout=0.2 dlse=1"):
+            words = ("h=1 " if " h=" not in more else "") + f"nq=13000 d=32 p=3 {more}"
+            report = json.loads(self.expect(0, words, "--json").stdout)["problems"][0]
+            self.assertEqual(report["from_outputs"][:2], ["dk", "dv"], words)
+            self.assertEqual([t["elements"] for t in report["tensors"][3:5]], [24 * 32] * 2)
+            self.assertTrue(all(t["max_naive_error"] for t in report["tensors"][:5]))
+        self.assertIn("\n  dk is compared with the sum over all rows of the o and lse computed\n", self.expect(0, words).stdout)
+
     def test_a_sample_has_dsinks_of_all_rows(self):
         for more in ("", " dlse=1 dtype=bfloat16", " dtype=float16 keep_o=0 dropout=0.1 seed=3 replicated_q=1"):
             line = "nq=40000 h=2 d=64 p=2 pattern=window:512,0 strategy=ring sinks=1" + more

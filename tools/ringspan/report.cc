@@ -167,6 +167,7 @@ Json json_of(const Verification& verification) {
                                    {"max_naive_error", c.max_naive_error}});
   }
   if (!verification.from_outputs.empty()) json["from_outputs"] = verification.from_outputs;
+  if (!verification.ranks_without_keys.empty()) json["ranks_without_keys"] = verification.ranks_without_keys;
   return json;
 }
 

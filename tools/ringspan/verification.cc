@@ -6,12 +6,11 @@
 #include <chrono>
 #include <cmath>
 #include <limits>
-#include <random>
 #include <utility>
 
 #include "oracle/dense.h"
-#include "oracle/multiplicity.h"
 #include "pattern/lower.h"
+#include "sample.h"
 #include "text.h"
 #include "watch.h"
 
@@ -21,14 +20,7 @@ namespace {
 using oracle::Arithmetic;
 using oracle::Row;
 
-// Multiply-adds per element of a pair, of both arithmetics; some seconds on one core.
-constexpr double kDenseWork = 1e10;
-constexpr double kSampledWork = 2e9;
-constexpr int kSampledQueries = 64;
-constexpr int kSampledKeys = 24;
-constexpr int kCandidates = 400;
-
-double width_of(const Problem& problem) { return problem.head_dim + problem.head_dim_v; }
+constexpr double kDenseWork = 1e10;  // multiply-adds per element of a pair, of both arithmetics; some seconds on one core
 
 oracle::View view_of(const std::byte* data, const TensorShape& shape) {
   const ConstTensor tensor = as_tensor(data, shape);
@@ -66,67 +58,6 @@ struct OracleInputs {
   }
 };
 
-// About how many pairs an exact row of dk, dv takes: every query that sees the key needs its whole row.
-double pairs_behind(const Problem& problem, const Row& key, double pairs_per_query) {
-  const int group = problem.group();
-  Restriction restriction = unrestricted(problem);
-  restriction.k_begin = key.position;
-  restriction.k_end = key.position + 1;
-  restriction.head_begin = static_cast<int>(key.head) * group;
-  restriction.head_end = restriction.head_begin + group;
-  double queries = 0;
-  for_each_slice(problem, restriction, [&](const Slice& slice) {
-    const bool here = slice.batch_first <= key.batch && key.batch < slice.batch_first + slice.batch_count;
-    if (here) queries += static_cast<double>(slice.q.count) * static_cast<double>(slice.heads.count);
-  });
-  return queries * pairs_per_query;
-}
-
-Row draw(std::mt19937_64& random, std::int64_t batch, std::int64_t heads, std::int64_t tokens) {
-  const auto below = [&](std::int64_t n) { return static_cast<std::int64_t>(random() % static_cast<std::uint64_t>(n)); };
-  Row row;
-  row.batch = below(batch);
-  row.head = below(heads);
-  row.position = below(tokens);
-  return row;
-}
-
-struct Sample {
-  std::vector<Row> queries, keys;
-};
-
-// The first and the last query, and others at random; keys at random as far as the work goes.
-Sample draw_sample(const Problem& problem, bool backward, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Sample sample;
-  if (problem.tokens_q > 0) {
-    sample.queries = {{0, 0, 0}, {problem.batch - 1, problem.heads - 1, problem.tokens_q - 1}};
-    for (int n = 2; n < kSampledQueries; ++n)
-      sample.queries.push_back(draw(random, problem.batch, problem.heads, problem.tokens_q));
-  }
-  if (!backward || problem.tokens_k == 0) return sample;
-  const double rows =
-      static_cast<double>(problem.batch) * problem.heads * static_cast<double>(std::max<std::int64_t>(problem.tokens_q, 1));
-  const double pairs_per_query = std::max(1.0, static_cast<double>(pair_count(problem)) / rows);
-  double left = kSampledWork / width_of(problem);
-  Row cheapest;
-  double lowest = -1;
-  for (int n = 0; n < kCandidates && static_cast<int>(sample.keys.size()) < kSampledKeys; ++n) {
-    const Row key = draw(random, problem.batch, problem.kv_heads, problem.tokens_k);
-    const double work = pairs_behind(problem, key, pairs_per_query);
-    if (work <= left) {
-      sample.keys.push_back(key);
-      left -= work;
-    }
-    if (lowest < 0 || work < lowest) {
-      lowest = work;
-      cheapest = key;
-    }
-  }
-  if (sample.keys.empty()) sample.keys.push_back(cheapest);
-  return sample;
-}
-
 void compare(Verification& result, const char* name, const oracle::Tensor& exact, const oracle::Tensor& naive,
              const std::vector<double>& actual, DType dtype) {
   result.comparisons.push_back(oracle::compare(name, exact, naive, actual, dtype));
@@ -159,17 +90,27 @@ void verify_all(Verification& result, const Problem& problem, const oracle::Inpu
 void verify_sample(Verification& result, const Problem& problem, const oracle::Inputs& inputs, const OutputShapes& shapes,
                    const Outputs& outputs, bool backward, std::uint64_t seed) {
   Sample sample = draw_sample(problem, backward, seed);
+  const oracle::Given given{view_of(outputs.o, shapes.o), floats(outputs.lse)};
   oracle::SinkSums sinks;
   if (backward && problem.sinks) {
-    sinks = oracle::dsinks_of_outputs(problem, inputs, view_of(outputs.o, shapes.o), floats(outputs.lse));
+    sinks = oracle::dsinks_of_outputs(problem, inputs, given.o, given.lse);
     // Otherwise one wrong NaN of o or lse would excuse a NaN of dsinks.
     sample.queries.insert(sample.queries.end(), sinks.not_finite.begin(), sinks.not_finite.end());
   }
   result.sampled = true;
   result.query_rows = static_cast<std::int64_t>(sample.queries.size());
   result.key_rows = static_cast<std::int64_t>(sample.keys.size());
-  const oracle::Result exact = oracle::sampled(problem, inputs, Arithmetic::exact, backward, sample.queries, sample.keys);
-  const oracle::Result naive = oracle::sampled(problem, inputs, Arithmetic::naive, backward, sample.queries, sample.keys);
+  result.ranks_without_keys = sample.ranks_without_keys;
+  const auto rows_of = [&](Arithmetic arithmetic) {
+    if (!sample.from_outputs) return oracle::sampled(problem, inputs, arithmetic, backward, sample.queries, sample.keys);
+    oracle::Result rows = oracle::sampled(problem, inputs, arithmetic, backward, sample.queries, {});
+    oracle::Result keys = oracle::sampled(problem, inputs, arithmetic, backward, {}, sample.keys, &given);
+    rows.dk = std::move(keys.dk);
+    rows.dv = std::move(keys.dv);
+    return rows;
+  };
+  const oracle::Result exact = rows_of(Arithmetic::exact);
+  const oracle::Result naive = rows_of(Arithmetic::naive);
   const auto rows = [](const std::byte* data, const TensorShape& shape, const std::vector<Row>& which) {
     return oracle::to_doubles(view_of(data, shape), which, shape.width);
   };
@@ -180,6 +121,7 @@ void verify_sample(Verification& result, const Problem& problem, const oracle::I
   compare(result, "dq", exact.dq, naive.dq, rows(outputs.dq, shapes.dq, sample.queries), dtype);
   compare(result, "dk", exact.dk, naive.dk, rows(outputs.dk, shapes.dk, sample.keys), dtype);
   compare(result, "dv", exact.dv, naive.dv, rows(outputs.dv, shapes.dv, sample.keys), dtype);
+  if (sample.from_outputs) result.from_outputs = {"dk", "dv"};
   if (!problem.sinks) return;
   compare(result, "dsinks", sinks.dsinks, sinks.dsinks, flat(outputs.dsinks, problem.heads), DType::float32);
   result.comparisons.back().max_naive_error = std::numeric_limits<double>::quiet_NaN();
@@ -197,7 +139,7 @@ Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout
   oracle_inputs.inputs.rounded_o = rounded_o;
   const OutputShapes shapes(problem, layout);
   Verification result;
-  const double work = static_cast<double>(pair_count(problem)) * width_of(problem) * (backward ? 4 : 1);
+  const double work = static_cast<double>(pair_count(problem)) * (problem.head_dim + problem.head_dim_v) * (backward ? 4 : 1);
   if (work <= kDenseWork) {
     verify_all(result, problem, oracle_inputs.inputs, shapes, outputs, backward);
   } else {
@@ -222,6 +164,11 @@ std::string to_text(const Verification& verification) {
   }
   for (const std::string& name : verification.from_outputs) {
     text += fmt::format("  {} is compared with the sum over all rows of the o and lse computed\n", name);
+  }
+  if (!verification.ranks_without_keys.empty()) {
+    text += fmt::format("  dk and dv of {} {} were not looked at: their rows take too long\n",
+                        verification.ranks_without_keys.size() == 1 ? "rank" : "ranks",
+                        fmt::join(verification.ranks_without_keys, ", "));
   }
   for (const oracle::Comparison& c : verification.comparisons) {
     if (c.passed) continue;

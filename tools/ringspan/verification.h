@@ -27,10 +27,11 @@ struct Verification {
   bool passed = true;
   bool sampled = false;
   std::int64_t query_rows = 0, key_rows = 0;  // when sampled
+  std::vector<int> ranks_without_keys;        // whose keys the sample left out (sample.h)
   double seconds = 0;
   std::vector<oracle::Comparison> comparisons;
-  // Names of tensors that were compared with what float64 makes of all rows of the o and lse given, and not of a naive
-  // computation (max_naive_error is NaN): dsinks of a sample, a sum over all rows.
+  // Names of tensors that were compared with what float64 makes of all rows of the o and lse given: dsinks of a sample, without
+  // a naive computation (max_naive_error is NaN), and dk and dv of one whose whole rows would take too long.
   std::vector<std::string> from_outputs;
 };
 

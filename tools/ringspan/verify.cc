@@ -73,6 +73,7 @@ nlohmann::ordered_json to_json(const std::string& line, const Verification& veri
                               {"tensors", std::move(tensors)}};
   if (!verification.from_outputs.empty()) json["from_outputs"] = verification.from_outputs;
   return json;
+  if (!verification.ranks_without_keys.empty()) json["ranks_without_keys"] = verification.ranks_without_keys;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
