@@ -67,6 +67,7 @@ Comparison compare(std::string name, const Tensor& exact, const Tensor& naive, s
       const double tolerance = 2.0 * naive_row + floor + rounding;
       const bool passed = error <= tolerance && std::isfinite(error);
       if (!passed) ++result.failures;
+      if (std::isnan(expected[c]) && std::isnan(value)) ++result.both_nan;
       result.max_error = std::max(result.max_error, error);
       const double ratio = error == 0.0 || error == kInfinity ? error : error / tolerance;  // never NaN, as 0 / 0 would be
       if (ratio <= worst_ratio) continue;

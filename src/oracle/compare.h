@@ -21,6 +21,7 @@ struct Comparison {
   bool passed = true;
   std::int64_t elements = 0;
   std::int64_t failures = 0;
+  std::int64_t both_nan = 0;  // elements that pass because float64 has NaN too
   // The element that comes closest to its tolerance, or exceeds it most.
   std::int64_t worst = -1;
   double expected = 0, actual = 0, error = 0, tolerance = 0;

@@ -44,8 +44,12 @@ TEST(Compare, NaNPassesWhereTheExactValueIsNaN) {
   EXPECT_FALSE(compare("o", exact, exact, std::vector<double>{1, kNaN}, DType::float32).passed);
   for (const double floor : {0.0, kInfinity, kNaN}) {
     const Tensor bad = tensor({1, kNaN}, floor);
-    EXPECT_TRUE(compare("o", bad, bad, std::vector<double>{1, kNaN}, DType::float32).passed) << floor;
-    EXPECT_FALSE(compare("o", bad, bad, std::vector<double>{1, 1}, DType::float32).passed) << floor;
+    const Comparison same = compare("o", bad, bad, std::vector<double>{1, kNaN}, DType::float32);
+    EXPECT_TRUE(same.passed) << floor;
+    EXPECT_EQ(same.both_nan, 1);
+    const Comparison other = compare("o", bad, bad, std::vector<double>{1, 1}, DType::float32);
+    EXPECT_FALSE(other.passed) << floor;
+    EXPECT_EQ(other.both_nan, 0);
     EXPECT_FALSE(compare("o", bad, bad, std::vector<double>{kNaN, kNaN}, DType::float32).passed) << floor;
   }
   EXPECT_FALSE(compare("o", tensor({1, kNaN}, kNaN), exact, std::vector<double>{1.1, kNaN}, DType::float32).passed);

@@ -200,6 +200,16 @@ class Run(ProgramTest):
         out, _ = self.results(self.write("in.safetensors", tensors))
         nans = [math.isnan(value) for value in safetensors_file.decode(out["o"][2])]
         self.assertEqual(nans, [True, False, False, False] * 6)
+        arguments = ["run", "--input", self.path("in.safetensors"), "--output", self.path("again"), "--verify"]
+        self.assertEqual([tensor["both_nan"] for tensor in self.run_json(*arguments)["verification"]["tensors"]], [6, 0])
+        text = self.run_program(*arguments).stdout
+        self.assertIn("agrees with float64", text)
+        self.assertRegex(text, r"\n  o +24 .* 6 NaN in both\n")
+        tensors["q"] = ("F32", [1, 6, 1, 4], safetensors_file.encode([math.nan] * 24))
+        self.write("in.safetensors", tensors)
+        text = self.run_program(*arguments).stdout
+        self.assertIn("SAYS NOTHING: o is NaN, as float64 has it, on every element", text)
+        self.assertNotIn("agrees", text)
 
     def test_infinite_sinks_take_all_weight(self):
         infinity = math.inf
@@ -234,8 +244,10 @@ class Run(ProgramTest):
         self.assertTrue({"o", "lse"} <= failed, failed)
 
     def test_dropped_pairs_are_visible(self):
+        nan = ("F32", [1, 2, 1, 1], safetensors_file.encode([math.nan, math.nan]))
+        source = self.write("in.safetensors", {**safetensors_file.qkv(1, 1, 1), "q": nan})
         for kernel in ("reference", "portable"):
-            self.run_program("verify", f"nq=2 nk=1 h=1 d=1 dropout=.5 seed=1 gain=nan kernel={kernel}")
+            self.results(source, "--dropout", 0.5, "--seed", 1, "--grad", "ones", "--kernel", kernel)
         values = [("F32", [1, 4, 1, 2], safetensors_file.encode([infinity, 1, 2, 3, 4, 5, 6, 7])) for infinity in (math.inf, math.nan)]
         for v in values:
             source = self.write("in.safetensors", {**safetensors_file.qkv(4, 1, 2), "v": v})

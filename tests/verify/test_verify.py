@@ -70,8 +70,16 @@ class Verify(unittest.TestCase):
             report = json.loads(self.expect(0, words, "--json").stdout)["problems"][0]
             self.assertEqual(report["from_outputs"][:2], ["dk", "dv"], words)
             self.assertEqual([t["elements"] for t in report["tensors"][3:5]], [24 * 32] * 2)
-            self.assertTrue(all(t["max_naive_error"] for t in report["tensors"][:5]))
+            self.assertTrue(all(t["both_nan"] == 0 and t["max_naive_error"] for t in report["tensors"][:5]))
         self.assertIn("\n  dk is compared with the sum over all rows of the o and lse computed\n", self.expect(0, words).stdout)
+
+    def test_a_gain_that_makes_nothing_but_nan_is_refused(self):
+        for words, error in (
+            ("gain=inf", "gain=inf: expected a finite number"),
+            ("dtype=float16 gain=1e6", "gain=1000000: expected one with which float16 can hold every q"),
+            ("gain=3e38", "gain=3e+38: expected one with which float32 can hold every q"),
+        ):
+            self.assertIn(error, self.expect(2, "nq=40 h=1 d=8 " + words).stderr)
 
     def test_a_sample_has_dsinks_of_all_rows(self):
         for more in ("", " dlse=1 dtype=bfloat16", " dtype=float16 keep_o=0 dropout=0.1 seed=3 replicated_q=1"):

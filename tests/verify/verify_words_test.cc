@@ -56,6 +56,9 @@ TEST(VerifyWords, ErrorsNameTheWord) {
   EXPECT_EQ(error_of("keep_o=yes"), "keep_o=yes: expected 0 or 1");
   EXPECT_EQ(error_of("data=-1"), "data=-1: expected a whole number from 0 up");
   EXPECT_EQ(error_of("gain=much"), "gain=much: expected a number");
+  for (const std::string value : {"inf", "-inf", "nan"}) {
+    EXPECT_EQ(error_of("gain=" + value), "gain=" + value + ": expected a finite number");
+  }
   EXPECT_EQ(error_of("device=gpu"), "device=gpu: expected cpu or fake");
   EXPECT_EQ(error_of("kernel="), "kernel=: expected the name of a kernel, such as reference");
 }

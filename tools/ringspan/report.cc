@@ -162,6 +162,7 @@ Json json_of(const Verification& verification) {
     json["tensors"].push_back(Json{{"name", c.name},
                                    {"passed", c.passed},
                                    {"elements", c.elements},
+                                   {"both_nan", c.both_nan},
                                    {"failures", c.failures},
                                    {"max_error", c.max_error},
                                    {"max_naive_error", c.max_naive_error}});

@@ -150,7 +150,11 @@ Verification verify_outputs(const Problem& problem, const Inputs& inputs, Layout
 }
 
 std::string to_text(const Verification& verification) {
-  std::string text = verification.passed ? "agrees with float64" : "DISAGREES with float64";
+  const oracle::Comparison& o = verification.comparisons.front();
+  const bool says_nothing = o.elements > 0 && o.both_nan == o.elements;
+  std::string text = !verification.passed ? "DISAGREES with float64"
+                     : says_nothing       ? "SAYS NOTHING: o is NaN, as float64 has it,"
+                                          : "agrees with float64";
   text += verification.sampled
               ? fmt::format(" on {} and {}, with all that they depend on", counted(verification.query_rows, "query row"),
                             counted(verification.key_rows, "key row"))
@@ -159,8 +163,9 @@ std::string to_text(const Verification& verification) {
   text += fmt::format("  {:<20}{:>12}{:>12}{:>12}\n", "", "elements", "max error", "naive has");
   for (const oracle::Comparison& c : verification.comparisons) {
     const std::string naive = std::isnan(c.max_naive_error) ? "-" : fmt::format("{:.1e}", c.max_naive_error);
-    text += fmt::format("  {:<20}{:>12}{:>12.1e}{:>12}{}\n", c.name, count_text(c.elements), c.max_error, naive,
-                        c.passed ? "" : "  FAILED");
+    text +=
+        fmt::format("  {:<20}{:>12}{:>12.1e}{:>12}{}{}\n", c.name, count_text(c.elements), c.max_error, naive,
+                    c.both_nan == 0 ? "" : fmt::format("  {} NaN in both", count_text(c.both_nan)), c.passed ? "" : "  FAILED");
   }
   for (const std::string& name : verification.from_outputs) {
     text += fmt::format("  {} is compared with the sum over all rows of the o and lse computed\n", name);

@@ -60,6 +60,7 @@ nlohmann::ordered_json to_json(const std::string& line, const Verification& veri
                        {"passed", c.passed},
                        {"elements", c.elements},
                        {"failures", c.failures},
+                       {"both_nan", c.both_nan},
                        {"max_error", number(c.max_error)},
                        {"max_naive_error", number(c.max_naive_error)},
                        {"worst_element", c.worst},
@@ -72,8 +73,8 @@ nlohmann::ordered_json to_json(const std::string& line, const Verification& veri
                               {"reference_seconds", verification.seconds},
                               {"tensors", std::move(tensors)}};
   if (!verification.from_outputs.empty()) json["from_outputs"] = verification.from_outputs;
-  return json;
   if (!verification.ranks_without_keys.empty()) json["ranks_without_keys"] = verification.ranks_without_keys;
+  return json;
 }
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }

@@ -1,5 +1,7 @@
 #include "verify_case.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -38,15 +40,23 @@ class SharedTensor {
   std::unique_ptr<SharedMemory> memory_;
 };
 
-void multiply(const SharedTensor& tensor, float factor) {
-  const TensorShape& shape = tensor.shape();
+void multiply_q(const SharedTensor& q, float gain) {
+  const TensorShape& shape = q.shape();
   const std::int64_t count = shape.bytes() / size_of(shape.dtype);
-  auto* floats = reinterpret_cast<float*>(tensor.data());
-  auto* halves = reinterpret_cast<std::uint16_t*>(tensor.data());
+  auto* floats = reinterpret_cast<float*>(q.data());
+  auto* halves = reinterpret_cast<std::uint16_t*>(q.data());
   for (std::int64_t x = 0; x < count; ++x) {
-    if (shape.dtype == DType::float32) floats[x] *= factor;
-    if (shape.dtype == DType::bfloat16) halves[x] = float_to_bfloat16(factor * bfloat16_to_float(halves[x]));
-    if (shape.dtype == DType::float16) halves[x] = float_to_float16(factor * float16_to_float(halves[x]));
+    float product = 0;
+    if (shape.dtype == DType::float32) {
+      product = floats[x] *= gain;
+    } else if (shape.dtype == DType::bfloat16) {
+      product = bfloat16_to_float(halves[x] = float_to_bfloat16(gain * bfloat16_to_float(halves[x])));
+    } else {
+      product = float16_to_float(halves[x] = float_to_float16(gain * float16_to_float(halves[x])));
+    }
+    if (!std::isfinite(product)) {
+      throw InvalidArgument(fmt::format("gain={}: expected one with which {} can hold every q", gain, to_string(shape.dtype)));
+    }
   }
 }
 
@@ -74,7 +84,7 @@ Whole::Whole(const VerifyCase& test) : backward(test.options.backward) {
   q = normals(1, shapes.dq);
   k = normals(2, shapes.dk);
   v = normals(3, shapes.dv);
-  if (test.gain != 1.0F) multiply(q, test.gain);
+  if (test.gain != 1.0F) multiply_q(q, test.gain);
   for (int h = 0; h < p.heads; ++h) {
     sinks.push_back(normal(test.data_seed * 16 + 4, static_cast<std::uint64_t>(h)));
     slopes.push_back(0.1F * std::abs(normal(test.data_seed * 16 + 5, static_cast<std::uint64_t>(h))));

@@ -1,6 +1,7 @@
 // The line of a verify case.
 #include <fmt/format.h>
 
+#include <cmath>
 #include <map>
 
 #include "io/problem_line.h"
@@ -46,6 +47,11 @@ void set_bucket(VerifyCase& test, std::string_view key, std::string_view value) 
   }
 }
 
+void set_gain(VerifyCase& test, std::string_view key, std::string_view value) {
+  test.gain = io::parse_float(key, value);
+  if (!std::isfinite(test.gain)) fail(key, value, "a finite number");
+}
+
 void set_device(VerifyCase& test, std::string_view key, std::string_view value) {
   if (value != "cpu" && value != "fake") fail(key, value, "cpu or fake");
   test.fake_device = value == "fake";
@@ -66,7 +72,7 @@ const std::map<std::string_view, Set>& setters() {
       {"keep_o", [](VerifyCase& t, View key, View value) { t.options.keep_o_float32 = io::parse_flag(key, value); }},
       {"backward", [](VerifyCase& t, View key, View value) { t.options.backward = io::parse_flag(key, value); }},
       {"dlse", [](VerifyCase& t, View key, View value) { t.dlse = io::parse_flag(key, value); }},
-      {"gain", [](VerifyCase& t, View key, View value) { t.gain = io::parse_float(key, value); }},
+      {"gain", set_gain},
       {"data", [](VerifyCase& t, View key, View value) { t.data_seed = static_cast<std::uint64_t>(at_least(0, key, value)); }},
       {"device", set_device},
       {"kernel", set_kernel},
