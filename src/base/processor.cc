@@ -1,7 +1,11 @@
 #include "base/processor.h"
 
+#include <sched.h>
+
+#include <algorithm>
 #include <fstream>
 #include <map>
+#include <thread>
 
 namespace ringspan {
 namespace {
@@ -37,6 +41,13 @@ std::string read_processor_name() {
 std::string processor_name() {
   static const std::string name = read_processor_name();  // of many cores the system takes milliseconds to tell
   return name;
+}
+
+int usable_processors() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  const bool told = sched_getaffinity(0, sizeof set, &set) == 0;  // not of more processors than the set holds
+  return std::max(1, told ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency()));
 }
 
 }  // namespace ringspan

@@ -304,7 +304,12 @@ class Tools(ProgramTest):
         before = os.sched_getaffinity(0)
         os.sched_setaffinity(0, {one})
         try:
-            self.assertEqual(self.run_json("doctor")["machine"]["usable"], 1)
+            report = self.run_json("doctor")
+            self.assertEqual(report["machine"]["usable"], 1)
+            if report["machine"]["processors"] > 1:
+                self.assertIn(f"this process may use 1 of {report['machine']['processors']} processors", "\n".join(report["advice"]))
+            bench = self.run_program("bench", "--tokens", 64, "--head-dim", 8, "--heads", 1, "--ranks", 1, "--repetitions", 1).stdout
+            self.assertIn("1 thread each", bench)
         finally:
             os.sched_setaffinity(0, before)
 

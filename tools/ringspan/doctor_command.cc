@@ -52,6 +52,11 @@ std::vector<Choice> choices() {
 
 std::vector<std::string> advice(const Machine& machine) {
   std::vector<std::string> lines;
+  if (machine.usable < machine.processors) {
+    lines.push_back(
+        fmt::format("this process may use {} of {} processors (its affinity: taskset, a job); commands start {} by default",
+                    machine.usable, machine.processors, counted(machine.usable, "thread")));
+  }
   if (machine.cores && *machine.cores < machine.usable) {
     lines.push_back(
         fmt::format("{} usable processors lie on {} cores: kernels fill a core with one thread each, so --threads {} is enough",

@@ -13,6 +13,8 @@
 #include <sstream>
 #include <string_view>
 
+#include "base/processor.h"
+
 namespace ringspan::cli {
 namespace {
 
@@ -58,13 +60,10 @@ std::vector<Cache> read_caches() {
 
 void read_processors(Machine& machine) {
   machine.processors = static_cast<int>(sysconf(_SC_NPROCESSORS_ONLN));
+  machine.usable = usable_processors();
   cpu_set_t set;
   CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof set, &set) != 0) {
-    machine.usable = machine.processors;
-    return;
-  }
-  machine.usable = CPU_COUNT(&set);
+  if (sched_getaffinity(0, sizeof set, &set) != 0) return;
   std::set<std::string> cores;
   for (int processor = 0; processor < CPU_SETSIZE; ++processor) {
     if (!CPU_ISSET(static_cast<unsigned>(processor), &set)) continue;

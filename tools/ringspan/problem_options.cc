@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <thread>
 #include <tuple>
 #include <utility>
 
+#include "base/processor.h"
 #include "file_error.h"
 #include "pattern/validate.h"
 #include "ringspan/error.h"
@@ -346,10 +346,7 @@ void complete(ProblemOptions& options) {
   if (!options.head_dim_v_given) problem.head_dim_v = problem.head_dim;
   if (!options.sharding_k_given) problem.sharding_k = problem.sharding_q;
   if (problem.lengths_k.empty() && !problem.lengths_q.empty()) problem.lengths_k = problem.lengths_q;
-  if (!options.threads_given) {
-    const int cores = std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
-    options.plan.threads = std::max(1, cores / problem.ranks);
-  }
+  if (!options.threads_given) options.plan.threads = std::max(1, usable_processors() / problem.ranks);
   require_backward(options.plan);
   require_local(options.plan);
   require_dropout(options);

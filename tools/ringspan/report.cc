@@ -5,8 +5,8 @@
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
-#include <thread>
 
+#include "base/processor.h"
 #include "text.h"
 
 namespace ringspan::cli {
@@ -44,8 +44,7 @@ std::string plan_text(const RunReport& report) {
   if (!(problem.sharding_k == problem.sharding_q)) text += fmt::format(" (keys: {})", problem.sharding_k.to_string());
   if (problem.replicated_q) text += ", queries on every rank";
   if (plan.bucket_rows() > 0) text += fmt::format(", buckets of {}", counted(plan.bucket_rows(), "row"));
-  return text + fmt::format(", {} each on {}", counted(plan.options().threads, "thread"),
-                            counted(std::thread::hardware_concurrency(), "core"));
+  return text + fmt::format(", {} each on {}", counted(plan.options().threads, "thread"), counted(usable_processors(), "core"));
 }
 
 // Columns: rank 0, 1, ... or smallest and largest; rows: components of memory.
@@ -162,8 +161,8 @@ Json json_of(const Verification& verification) {
     json["tensors"].push_back(Json{{"name", c.name},
                                    {"passed", c.passed},
                                    {"elements", c.elements},
-                                   {"both_nan", c.both_nan},
                                    {"failures", c.failures},
+                                   {"both_nan", c.both_nan},
                                    {"max_error", c.max_error},
                                    {"max_naive_error", c.max_naive_error}});
   }
