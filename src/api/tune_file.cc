@@ -58,8 +58,21 @@ std::optional<ordered_json> read_json(const std::string& path) {
   return json;
 }
 
+std::int64_t integer_at(const ordered_json& object, const char* name) {
+  const ordered_json& value = object.at(name);
+  if (value.is_number_integer()) return value.get<std::int64_t>();  // get() would round
+  throw InvalidArgument(fmt::format("{} must be a whole number, not {}", name,
+                                    value.is_number() ? fmt::format("{}", value.get<double>()) : value.type_name()));
+}
+
+const ordered_json& list_at(const ordered_json& object, const char* name) {
+  const ordered_json& value = object.at(name);
+  if (!value.is_array()) throw InvalidArgument(fmt::format("{} must be a list, not {}", name, value.type_name()));
+  return value;
+}
+
 int size_at(const ordered_json& object, const char* name) {
-  const auto value = object.at(name).get<std::int64_t>();
+  const std::int64_t value = integer_at(object, name);
   if (value < 0 || value > kLargestSize) {
     throw InvalidArgument(fmt::format("{} ({}) must be in [0, {}]", name, value, kLargestSize));
   }
@@ -108,11 +121,11 @@ std::vector<MachineEntries> read_machines(const std::string& path) {
   std::vector<MachineEntries> machines;
   if (!json) return machines;
   try {
-    const auto schema = json->at("schema").get<std::int64_t>();
+    const std::int64_t schema = integer_at(*json, "schema");
     if (schema != kTuneSchema) throw InvalidArgument(fmt::format("has schema {}, this version knows {}", schema, kTuneSchema));
-    for (const ordered_json& of : json->at("machines")) {
+    for (const ordered_json& of : list_at(*json, "machines")) {
       MachineEntries machine{{of.at("processor"), of.at("instructions"), of.at("version")}, {}};
-      for (const ordered_json& entry : of.at("entries")) machine.entries.push_back(entry_of(entry));
+      for (const ordered_json& entry : list_at(of, "entries")) machine.entries.push_back(entry_of(entry));
       machines.push_back(std::move(machine));
     }
   } catch (const nlohmann::json::exception& error) {

@@ -139,6 +139,13 @@ class Tune(ProgramTest):
         self.assertEqual(given["bucket"], {"rows": 7, "source": "given"})
         self.assertEqual(self.plan()["attend"]["source"], "default")
 
+        entry["date"] = "\x1b]0;title\x07\x1b[31m"
+        with open(self.path("deep/tune.json"), "w", encoding="utf-8") as file:
+            json.dump(written, file)
+        text = self.run_program("plan", "--tokens", 64, "--head-dim", 33, "--ranks", 2, env=environment).stdout
+        self.assertIn("?]0;title??[31m", text)
+        self.assertNotIn("\x1b", text)
+
     def test_dry_run_tells_what_was_tried(self):
         report = self.run_json(*self.tiny[:4], "--head-dim", 16, "--dtype", "f16", "--kernel", "portable", "--dry-run")
         self.assertIsNone(report["file"])
@@ -158,6 +165,9 @@ class Tune(ProgramTest):
 
     def test_refusals(self):
         self.assertIn("RINGSPAN_TUNE_FILE is empty", self.run_program(*self.tiny, code=2).stderr)
+        for option, names in (("--head-dim", "8,16,8"), ("--dtype", "bf16,bfloat16")):
+            error = self.run_program("tune", option, names, "--dry-run", code=2).stderr
+            self.assertIn(f"{option} ({names}) names one of them twice", error)
         broken = self.path("broken.json")
         with open(broken, "w", encoding="utf-8") as file:
             file.write("{")

@@ -252,7 +252,13 @@ TEST_F(TuneFile, WhatIsBrokenIsRefusedByName) {
   says(with("\"tile_queries\": 48", "\"tile_queries\": -48"), "tile_queries (-48) must be in [0, 1048576]");
   says(with("\"tile_queries\": 48", "\"tile_queries\": 0"), "a tile of 0 x 128 must have queries and keys, or neither");
   EXPECT_THAT(refusal(with("\"float32\"", "\"float8\"")), HasSubstr("float8"));
-  EXPECT_THAT(refusal(with("\"bucket_rows\": 512", "\"bucket_rows\": \"512\"")), HasSubstr("must be number"));
+  says(with("\"bucket_rows\": 512", "\"bucket_rows\": \"512\""), "bucket_rows must be a whole number, not string");
+  says(with("\"tile_keys\": 128", "\"tile_keys\": 128.7"), "tile_keys must be a whole number, not 128.7");
+  says(with("\"head_dim\": 64", "\"head_dim\": 64.9"), "head_dim must be a whole number, not 64.9");
+  says(with("\"schema\": 1", "\"schema\": 1.9"), "schema must be a whole number, not 1.9");
+  says("{\"schema\": 1, \"machines\": null}", "machines must be a list, not null");
+  says("{\"schema\": 1, \"machines\": {}}", "machines must be a list, not object");
+  says(good.substr(0, good.find("\"entries\"")) + "\"entries\": null}]}", "entries must be a list, not null");
   // Also where the mistake is another machine's.
   std::string elsewhere = with("\"processor\": \"", "\"processor\": \"not ");
   EXPECT_EQ(refusal(elsewhere), "read");

@@ -108,7 +108,7 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
   line.say("planning");  // seldom long, as of LongNet dealt in stripes
   const Plan plan = make_plan(problem.problem, problem.plan, options.rank);
   line.clear();
-  fmt::print("{}\n", options.json ? plan.to_json() : plan.to_string());
+  fmt::print("{}\n", options.json ? plan.to_json() : printable(plan.to_string(), '\n'));
   return kOk;
 }
 

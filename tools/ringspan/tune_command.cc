@@ -346,6 +346,15 @@ int run(TuneOptions& options) {
   return Tuner(options, file).run();
 }
 
+// Each would be measured twice.
+template <typename T>
+void require_different(const std::string& option, const std::string& text, const std::vector<T>& list) {
+  for (auto at = list.begin(); at != list.end(); ++at) {
+    if (std::find(list.begin(), at, *at) == at) continue;
+    throw InvalidArgument(fmt::format("{} ({}) names one of them twice", option, text));
+  }
+}
+
 std::vector<std::string> parts_of(const std::string& text) {
   std::vector<std::string> parts(1);
   for (const char c : text) {
@@ -370,12 +379,14 @@ Body setup_tune(CLI::App& app) {
   add_parsed(app, "--dtype", "LIST", "which (default float32,bfloat16,float16)", [options](const std::string& text) {
     options->dtypes.clear();
     for (const std::string& part : parts_of(text)) options->dtypes.push_back(parse_dtype(part));
+    require_different("--dtype", text, options->dtypes);
   });
   add_parsed(app, "--head-dim", "LIST", "which (default 64,128)", [options](const std::string& text) {
     options->head_dims = parse_integers("--head-dim", text);
     for (const std::int64_t d : options->head_dims) {
       if (d < 1 || d > 256) throw InvalidArgument(fmt::format("--head-dim ({}) must be in [1, 256]", d));
     }
+    require_different("--head-dim", text, options->head_dims);
   });
   add_integer(
       app, "--tokens", 64, [options](std::int64_t n) { options->tokens = n; }, "of a run (default 4096, 2048 with --quick)");
