@@ -1,6 +1,10 @@
 // Blocks that finish their rows, emulated, against blocks that leave states and the finalize launch after them: the same bits.
 #include <gtest/gtest.h>
 
+#include <cmath>
+#include <utility>
+#include <vector>
+
 #include "cuda/emulation.h"
 #include "cuda/row_layout.h"
 #include "kernels/attend_harness.h"
@@ -62,6 +66,31 @@ TEST_P(Finish, GivesTheBitsOfTheLaunch) {
     EXPECT_EQ(finished.lse.bytes(), plain.lse.bytes()) << s.describe();
     EXPECT_EQ(finished.acc.bytes(), acc) << "a state was written: " << s.describe();
     EXPECT_EQ(finished.m.bytes(), m) << "a state was written: " << s.describe();
+  }
+}
+
+// What is 0 times an accumulator is not an empty row: of factors that a large sink makes 0, and of output_scale = 0.
+TEST_P(Finish, KeepsNanTimesZero) {
+  for (const auto& [sink, output_scale] : std::vector<std::pair<float, float>>{{200.0F, 1.0F}, {0.5F, 0.0F}}) {
+    Spec s;
+    s.dtype = kernels::testing::dtype_of(GetParam());
+    s.n_q = 20, s.n_k = 40, s.head_dim = s.head_dim_v = 32;
+    s.output_scale = output_scale, s.sinks = true;
+    World launched(s), finished(s);
+    for (World* const world : {&launched, &finished}) {
+      world->sinks[0] = sink;
+      world->v.set(0, 0, 0, 3, std::nan(""));
+      Part part = world->whole(-kUnbounded, -5);  // the first five rows see no key
+      part.results = world == &finished;
+      run_kernel(GetParam(), *world, {part});
+      if (!part.results) finalize(*world);
+      world->o.for_each([&](auto b, auto r, auto h, auto e) {
+        const double o = world->o.get(b, r, h, e);
+        EXPECT_TRUE(r >= 5 && e == 3 ? std::isnan(o) : o == 0.0)
+            << o << " in row " << r << ", column " << e << (part.results ? "" : " of the launch");
+      });
+      EXPECT_EQ(world->lse.get(0, 0, 0, 0), sink);
+    }
   }
 }
 

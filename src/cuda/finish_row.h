@@ -13,13 +13,15 @@ inline constexpr float kInfinity = std::numeric_limits<float>::infinity();
 inline constexpr float kMinusInfinity = -kInfinity;
 
 struct RowResult {
-  float factor = 0.0F;  // of acc; where it is 0 the result is, whatever acc holds
+  bool empty = true;    // the row has no key: o is 0, whatever acc holds
+  float factor = 0.0F;  // of acc; 0 times NaN is NaN
   float lse = kMinusInfinity;
 };
 
 // sink: -inf where there is none.
 RINGSPAN_DEVICE RowResult finish_state(float m, float l, float sink, float output_scale) {
   if (m == kMinusInfinity) l = 0.0F;  // nothing yet, whatever it holds
+  const bool empty = l == 0.0F;
   float keep = 1.0F;
   if (sink != kMinusInfinity) {
     const float m_new = m < sink ? sink : m;  // as std::max: a NaN in m stays
@@ -28,7 +30,7 @@ RINGSPAN_DEVICE RowResult finish_state(float m, float l, float sink, float outpu
     m = m_new;
   }
   if (l == 0.0F) return {};
-  return {keep / l * output_scale, m + logf(l)};
+  return {empty, keep / l * output_scale, m + logf(l)};
 }
 
 }  // namespace ringspan::cuda

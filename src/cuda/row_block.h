@@ -367,7 +367,7 @@ class RowBlock {
       float values[kCount];
       floats_of(bits[0], dtype(2), values);
       RINGSPAN_UNROLL
-      for (int i = 0; i < kCount; ++i) values[i] = result.factor == 0.0F ? 0.0F : values[i] * result.factor;
+      for (int i = 0; i < kCount; ++i) values[i] = result.empty ? 0.0F : values[i] * result.factor;
       store_floats(3, row, e, values);
       if (task_.operands[5].data != nullptr) store_floats(5, row, e, values);
     });

@@ -166,10 +166,10 @@ struct StateRows {
         const RowResult result = finish_state(max[thread][half], sum[thread][half], sink, output_scale);
         if (row < rows && lane.column == 0) *lse_rows.row(first + row) = result.lse;
         seen[thread][half] = 1;
-        if (M::any_lane(result.factor == 0.0F)) {  // whatever acc holds
+        if (M::any_lane(result.empty)) {  // whatever acc holds
           RINGSPAN_UNROLL
           for (int index = half * 2; index < P::kDim / 2; index += 4) {
-            if (result.factor == 0.0F) acc[thread][index] = acc[thread][index + 1] = 0.0F;
+            if (result.empty) acc[thread][index] = acc[thread][index + 1] = 0.0F;
           }
         }
         RINGSPAN_UNROLL

@@ -122,6 +122,29 @@ TEST_P(AttendResultsTest, NanOfTheOnlyKeysStays) {
   }
 }
 
+// What is 0 times an accumulator is not an empty row: of factors that a large sink makes 0, and of output_scale = 0.
+TEST_P(AttendResultsTest, NanTimesZeroStays) {
+  for (const auto& [sink, output_scale] : std::vector<std::pair<float, float>>{{200.0F, 1.0F}, {0.5F, 0.0F}}) {
+    for (const bool in_float32 : {true, false}) {
+      Spec s = spec(40, 90, 16);
+      s.sinks = true, s.output_scale = output_scale;
+      World world(s);
+      world.sinks[0] = sink;
+      world.v.set(0, 0, 0, 3, kNan);
+      Part part = world.whole(-kUnbounded, -5);  // the first five rows see no key
+      part.results = true;
+      run_kernel(kernel(), world, {part}, 1, [&](AttendTask& task) {
+        if (!in_float32) task.o32 = {};
+      });
+      world.o.for_each([&](auto b, auto r, auto h, auto e) {
+        const double o = world.o.get(b, r, h, e);
+        EXPECT_TRUE(r >= 5 && e == 3 ? std::isnan(o) : o == 0.0) << o << " in row " << r << ", column " << e;
+      });
+      EXPECT_EQ(world.lse.get(0, 0, 0, 0), sink);
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendResultsTest, ::testing::ValuesIn(runnable(RINGSPAN_TEST_ATTEND_KERNELS)), kernel_name);
 
 }  // namespace

@@ -16,13 +16,15 @@ namespace ringspan::kernels {
 inline constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 struct RowResult {
-  float factor;  // of acc; 0: the row has no key and no sink
+  bool empty;    // the row has no key: o is 0, whatever acc holds
+  float factor;  // of acc; 0 times NaN is NaN
   float lse;
 };
 
 // sink: -inf where there is none.
 inline RowResult finish_state(float m, float l, float sink) {
   if (m == kMinusInfinity) l = 0.0F;
+  const bool empty = l == 0.0F;
   float keep = 1.0F;
   if (sink != kMinusInfinity) {
     const float m_new = std::max(m, sink);
@@ -30,17 +32,15 @@ inline RowResult finish_state(float m, float l, float sink) {
     l = l * keep + (sink == m_new ? 1.0F : std::exp(sink - m_new));
     m = m_new;
   }
-  if (l == 0.0F) return {0.0F, kMinusInfinity};
-  return {keep / l, m + std::log(l)};
+  if (l == 0.0F) return {true, 0.0F, kMinusInfinity};
+  return {empty, keep / l, m + std::log(l)};
 }
 
 namespace finish_detail {
 
 // Two loops, as the compiler takes vectors only where it knows that reading and writing do not overlap, or do so exactly.
 inline void scale_row(const float* row, float factor, float* out, int width) {
-  if (factor == 0.0F) {
-    std::fill_n(out, width, 0.0F);
-  } else if (row == out) {
+  if (row == out) {
     for (int e = 0; e < width; ++e) out[e] *= factor;
   } else {
     for (int e = 0; e < width; ++e) out[e] = row[e] * factor;
@@ -68,10 +68,16 @@ void store_row(const float* row, float factor, typename Target::Type* out, int w
 
 }  // namespace finish_detail
 
-// factor: of the result, times output_scale. o32: the same in float32, or nullptr. acc may be o or o32.
+// acc: nullptr of an empty row; may be o or o32. factor: of the result, times output_scale. o32: the same in float32, or
+// nullptr.
 template <typename Target>
 void finish_row(const float* acc, float factor, typename Target::Type* o, float* o32, int width) {
   using namespace finish_detail;
+  if (acc == nullptr) {
+    std::fill_n(o, width, Target::store(0.0F));
+    if (o32 != nullptr) std::fill_n(o32, width, 0.0F);
+    return;
+  }
   if constexpr (std::is_same_v<typename Target::Type, float>) {
     scale_row(acc, factor, o, width);
     if (o32 != nullptr && o32 != o) std::copy_n(o, width, o32);
@@ -80,11 +86,7 @@ void finish_row(const float* acc, float factor, typename Target::Type* o, float*
       scale_row(acc, factor, o32, width);
       acc = o32, factor = 1.0F;
     }
-    if (factor == 0.0F) {
-      std::fill_n(o, width, Target::store(0.0F));
-    } else {
-      store_row<Target>(acc, factor, o, width);
-    }
+    store_row<Target>(acc, factor, o, width);
   }
 }
 
@@ -95,6 +97,7 @@ inline void finish_task_row(const AttendParams& params, const AttendTask& task, 
   const float sink = params.sinks != nullptr ? params.sinks[task.head_first + t * task.head_step] : kMinusInfinity;
   const RowResult result = finish_state(m, l, sink);
   const float factor = result.factor * params.output_scale;
+  if (result.empty) acc = nullptr;
   float* const o32 = task.o32.data != nullptr ? row_of<float>(task.o32, batch, t, row) : nullptr;
   *row_of<float>(task.lse, batch, t, row) = result.lse;
   const auto finish = [&]<typename Target>(Target) {

@@ -249,8 +249,8 @@ void finalize_rows(std::span<const RowTask> tasks, int width, float output_scale
     row.scalar(4) = result.lse;
     float* const o32 = row.task.operands[5].data != nullptr ? row.operand<float>(5) : nullptr;
     with_dtype(row.task.operands[3].dtype, [&]<typename Target>(Target) {
-      finish_row<Target>(row.operand<const float>(2), result.factor * output_scale, row.operand<typename Target::Type>(3), o32,
-                         width);
+      finish_row<Target>(result.empty ? nullptr : row.operand<const float>(2), result.factor * output_scale,
+                         row.operand<typename Target::Type>(3), o32, width);
     });
   });
 }

@@ -223,6 +223,24 @@ TEST_P(RowwiseTest, FinalizeWithAndWithoutSinks) {
   }
 }
 
+// Rows without keys are zeros whatever acc holds; others keep their NaN where a large sink makes the factor 0.
+TEST_P(RowwiseTest, FinalizeKeepsNanUnderALargeSink) {
+  const std::vector<float> sinks{200.0F, 200.0F};
+  State state(rows_, 2, 9, 55);
+  state.empty_some(0);
+  state.acc.fill(kNan);
+  Tensor o = random_tensor(DType::bfloat16, 2, rows_, 2, 9, true, 56);
+  Tensor lse = random_tensor(DType::float32, 2, rows_, 2, 1, true, 57);
+  finalize_rows(std::vector{task_of(
+                    o, {operand(state.m), operand(state.l), operand(state.acc), operand(o, DType::bfloat16), operand(lse)})},
+                9, 1.0F, sinks.data(), context());
+  o.for_each([&](auto b, auto r, auto h, auto e) {
+    ASSERT_EQ(lse.get(b, r, h, 0), 200.0);
+    const double value = o.get(b, r, h, e);
+    ASSERT_TRUE((r + h) % 3 == 0 ? value == 0.0 : std::isnan(value)) << value << " in row " << r << " of head " << h;
+  });
+}
+
 TEST_P(RowwiseTest, FinalizeInPlace) {
   State state(rows_, 2, 9, 70);
   const State before = state;
