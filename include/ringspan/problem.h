@@ -38,7 +38,7 @@ struct Problem {
   std::vector<std::int64_t> starts_k{};
 
   float scale = 0.0F;    // 0: 1 / sqrt(head_dim)
-  float softcap = 0.0F;  // 0: off
+  float softcap = 0.0F;  // 0: off; else at least 2^-126, the smallest normal float32
   bool alibi = false;    // slopes are given at execution, float32 (heads) or (batch, heads)
   bool sinks = false;    // sinks are given at execution, float32 (heads)
   float dropout = 0.0F;  // probability of dropping, 0 <= p < 1

@@ -118,7 +118,7 @@ typedef struct ringspan_problem {
   int32_t alibi;        /* 1: alibi_slopes are given at execution */
   int32_t sinks;        /* 1: sinks are given at execution */
   float scale;          /* 0: 1 / sqrt(head_dim) */
-  float softcap;        /* 0: off */
+  float softcap;        /* 0: off; else at least 2^-126, the smallest normal float32 */
   float dropout;
   uint64_t seed;               /* of the dropout */
   const char* pattern;         /* "causal & window:1023,0"; NULL: "full" */

@@ -18,6 +18,7 @@ using kernels::testing::kUnbounded;
 using kernels::testing::Spec;
 using kernels::testing::World;
 
+class SoftcapForward : public ::testing::TestWithParam<kernels::AttendKernel> {};
 class DropoutForward : public ::testing::TestWithParam<kernels::AttendKernel> {};
 class DropoutBackward : public ::testing::TestWithParam<kernels::AttendKernel> {};
 
@@ -42,6 +43,19 @@ std::vector<Spec> progressions(DType dtype) {
     list.push_back(s);
   }
   return list;
+}
+
+// scale / softcap is more than float32 can hold; all scores are 0, so that rows are means.
+TEST_P(SoftcapForward, OfTheSmallestSoftcapMakesNoNan) {
+  Spec s;
+  s.dtype = kernels::testing::dtype_of(GetParam());
+  s.n_q = 3, s.n_k = 64;
+  s.magnitude = 0.0, s.scale = 8.0F, s.softcap = 0x1p-126F;
+  World world(s);
+  world.v.fill(2.0);
+  run_kernel(GetParam(), world, {world.whole()});
+  EXPECT_EQ(world.l.get(0, 2, 0, 0), 64.0);
+  EXPECT_EQ(world.acc.get(0, 2, 0, 0), 128.0);
 }
 
 // All probabilities are equal and values are one-hot, so that acc counts the keys that are kept, twice each.
@@ -159,6 +173,8 @@ TEST(WarpgroupOptions, DistancesAreExact) {
   check.template operator()<false>();
 }
 
+INSTANTIATE_TEST_SUITE_P(Kernels, SoftcapForward, ::testing::ValuesIn(emulated_attend_kernels()),
+                         kernels::testing::kernel_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, DropoutForward, ::testing::ValuesIn(emulated_attend_kernels()),
                          kernels::testing::kernel_name);
 INSTANTIATE_TEST_SUITE_P(Kernels, DropoutBackward, ::testing::ValuesIn(emulated_attend_backward_kernels()),

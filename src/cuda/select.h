@@ -1,6 +1,9 @@
 // From a shape to the tile policy it runs with. Pure.
 #pragma once
 
+#include <algorithm>
+#include <limits>
+
 #include "cuda/arguments.h"
 #include "cuda/attend_warpgroup_tiles.h"
 #include "cuda/gradient.h"
@@ -58,7 +61,8 @@ inline void set_params(AttendArguments& arguments, const kernels::AttendParams& 
     arguments.dropout_threshold = kernels::dropout_threshold(params.dropout);
     arguments.keep = 1.0F / (1.0F - params.dropout);
   }
-  if (params.shape.softcap) arguments.softcap_scale = params.scale / params.softcap;
+  constexpr float kMost = std::numeric_limits<float>::max();  // inf times a score of 0 would be NaN
+  if (params.shape.softcap) arguments.softcap_scale = std::clamp(params.scale / params.softcap, -kMost, kMost);
   const bool options = params.shape.softcap || params.shape.alibi || params.shape.dropout;
   if (!options && params.scale > 0x1p-40F && params.scale <= 1.0F) arguments.score_unit = params.scale;
   arguments.inverse_score_unit = 1.0F / arguments.score_unit;

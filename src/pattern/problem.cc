@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <utility>
 
 #include "base/int128.h"
@@ -111,7 +112,9 @@ void validate_blocks(const Problem& p) {
 
 void validate_scores(const Problem& p) {
   require(std::isfinite(p.scale), "scale ({}) must be finite", p.scale);
-  require(std::isfinite(p.softcap) && p.softcap >= 0, "softcap ({}) must be finite and at least 0", p.softcap);
+  constexpr float kLeast = std::numeric_limits<float>::min();  // kernels take 1 / softcap, which is inf below a quarter of it
+  require(p.softcap == 0 || (std::isfinite(p.softcap) && p.softcap >= kLeast),
+          "softcap ({}) must be 0, or finite and at least {}, the smallest normal float32", p.softcap, kLeast);
   require(p.dropout >= 0 && p.dropout < 1, "dropout ({}) must be in [0, 1)", p.dropout);
 }
 

@@ -64,7 +64,10 @@ const Mistake kShapes[] = {
     {"full", [](Problem& p) { p.ranks = (1 << 20) + 1; }, "ranks (1048577) must be at most 1048576"},
     {"full", [](Problem& p) { p.scale = std::numeric_limits<float>::infinity(); }, "scale (inf) must be finite"},
     {"full", [](Problem& p) { p.scale = std::nanf(""); }, "scale (nan) must be finite"},
-    {"full", [](Problem& p) { p.softcap = -1; }, "softcap (-1) must be finite and at least 0"},
+    {"full", [](Problem& p) { p.softcap = -1; },
+     "softcap (-1) must be 0, or finite and at least 1.1754944e-38, the smallest normal float32"},
+    {"full", [](Problem& p) { p.softcap = 0x1p-127F; }, "softcap (5.877472e-39) must be 0, or finite"},  // 1 / it may be inf
+    {"full", [](Problem& p) { p.softcap = std::numeric_limits<float>::infinity(); }, "softcap (inf)"},
     {"full", [](Problem& p) { p.softcap = std::nanf(""); }, "softcap (nan)"},
     {"full", [](Problem& p) { p.dropout = 1; }, "dropout (1) must be in [0, 1)"},
     {"full", [](Problem& p) { p.dropout = -0.5F; }, "dropout (-0.5) must be in [0, 1)"},
@@ -141,6 +144,7 @@ TEST(Problem, SoundOnesPass) {
   EXPECT_EQ(error_of(problem), "accepted");
   problem = sound();
   problem.tokens_q = problem.tokens_k = std::int64_t{1} << 40;
+  problem.softcap = std::numeric_limits<float>::min();
   EXPECT_EQ(error_of(problem), "accepted");
   // Rectangles that overlap, in pairs that do not.
   problem = sound();

@@ -34,6 +34,8 @@ X = torch.ones(2, 8, 4, 16)
         (dict(scale=0.0), ValueError, "scale (0)"),
         (dict(scale=1e-46), ValueError, "scale (1e-46) must not be 0 in float32"),
         (dict(softcap=1e-46), ValueError, "softcap (1e-46) must not be 0 in float32"),
+        (dict(softcap=1e-39), ValueError, "softcap (1e-39) must be 0, or finite and at least 1.1754944e-38"),
+        (dict(softcap=1e39), ValueError, "softcap (inf) must be 0, or finite"),
         (dict(ranks=0), ValueError, "ranks (0)"),
         (dict(ranks=2, sharding="zigzak"), ValueError, "zigzak"),
         (dict(ranks=2, sharding=rt.Sharding("zigzag", tokens=9, ranks=2)), ValueError, "9 tokens"),

@@ -240,7 +240,7 @@ def attention(
 
     Scores:
 
-    - `scale` (None: 1 / sqrt(head_dim)), `softcap`, `sinks` (heads) with a gradient
+    - `scale` (None: 1 / sqrt(head_dim)), `softcap` (0: none; else at least 2^-126), `sinks` (heads) with a gradient
     - `alibi_slopes` (heads) or (batch, heads): adds -slope * |i - j| to the score of query i and key j, which are aligned as `causal`
       aligns them; no gradient
     - `dropout_p`; `dropout_seed` in [0, 2^64), the same on all ranks: else drawn from torch's generator, and that of rank 0 counts
