@@ -95,7 +95,7 @@ class TurnedBlock {
       }
       const int next = part + kPartKeys < range.end ? part + kPartKeys : -1;
       to_tiles();
-      const Reg origin = (m == Isa::set1(-kInf) ? Isa::zero() : m) * Isa::set1(-kLog2e);
+      const Reg origin = origin_of(m, [&](Reg x) { return subtracted(turn, m, x); });
       for (int slot = 0; slot < 8; ++slot) {
         if (slot < 4) {
           if (before >= 0) multiply_values(before, weights_[turn ^ 1], slot);
@@ -247,6 +247,11 @@ class TurnedBlock {
     }
     if (has_sums && tile_.v_finite) load_held();
     return {m, state.l * shrink, state.rounded * shrink};
+  }
+
+  // Apart from run(), whose loop has other addresses otherwise.
+  __attribute__((noinline)) Reg subtracted(int turn, Reg m, Reg origin) const {
+    return subtract_large(scores_[turn], kPartKeys, kLanes, plain_ ? tile_.scale : 1.0F, m, origin);
   }
 
   // Weights of 8 keys of a part, from its i-th on.

@@ -53,8 +53,7 @@ inline void softmax_columns(const ForwardTile& tile, int row, float* s, std::int
   const Reg tile_m = Isa::max(Isa::max(top[0], top[1]), Isa::max(top[2], top[3])) * Isa::set1(scale);
   const Reg old_m = Isa::load_partial(tile.m + row, present);
   const Reg new_m = tile_m > old_m ? tile_m : old_m;
-  // No inf - inf while a row has only scores of -inf.
-  const Reg origin = (new_m == Isa::set1(-kInf) ? Isa::zero() : new_m) * Isa::set1(-kLog2e);
+  const Reg origin = origin_of(s, tile.keys, s_stride, scale, new_m);
   const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
   const Reg exponent = Isa::set1(scale * kLog2e);
   Reg sum[2] = {Isa::zero(), Isa::zero()};

@@ -90,15 +90,46 @@ RINGSPAN_INLINE void store_probabilities(Word* p, std::int64_t plane, Reg low, R
   }
 }
 
+// The exponents s scale log2e - m log2e are differences of products that are rounded apart: of a score of 1e9 by more than 2^x
+// has room for, even at the maximum itself. From here on, where they differ by some hundredths, products are subtracted first.
+constexpr float kLargeMaximum = 1e5F;
+
+// `count` vectors of scores, `stride` apart, become (s scale - m) / scale where m is large, 0 exactly at the maximum, so that
+// their exponents have no origin; others stay. s scale is rounded by itself, as in m; a multiply-add would not.
+__attribute__((noinline)) Reg subtract_large(float* s, int count, std::int64_t stride, float scale, Reg m, Reg origin) {
+  const Reg size = _mm512_abs_ps(m), factor = Isa::set1(scale);
+  const __mmask16 large =
+      _mm512_cmp_ps_mask(size, Isa::set1(kLargeMaximum), _CMP_GT_OQ) & _mm512_cmp_ps_mask(size, Isa::set1(kInf), _CMP_LT_OQ);
+  for (int i = 0; large != 0 && i < count; ++i, s += stride) {
+    const Reg product = _mm512_mul_round_ps(Isa::load(s), factor, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    _mm512_mask_storeu_ps(s, large, (product - m) / factor);
+  }
+  return _mm512_mask_mov_ps(origin, large, Isa::zero());
+}
+
+// What is added to the exponents s scale log2e of rows whose maxima are m; subtract(origin) where any of these is large.
+template <typename Subtract>
+RINGSPAN_INLINE Reg origin_of(Reg m, const Subtract& subtract) {
+  // No inf - inf while a row has only scores of -inf.
+  const Reg finite = m == Isa::set1(-kInf) ? Isa::zero() : m;
+  const Reg origin = finite * Isa::set1(-kLog2e);
+  const __mmask16 above = _mm512_cmp_ps_mask(_mm512_abs_ps(finite), Isa::set1(kLargeMaximum), _CMP_GT_OQ);
+  return __builtin_expect(above != 0, 0) ? subtract(origin) : origin;
+}
+// Of `count` vectors of scores, each of as many rows as m.
+RINGSPAN_INLINE Reg origin_of(float* s, int count, std::int64_t stride, float scale, Reg m) {
+  return origin_of(m, [&](Reg origin) { return subtract_large(s, count, stride, scale, m, origin); });
+}
+
 // p = 2^(s factor + origin), their sum per lane; factors of dropout come after the sum.
 template <typename Type, bool kDropout>
-RINGSPAN_INLINE Reg exponentiate(const float* s, int first, int last, float factor, float origin, Word* p, std::int64_t plane,
+RINGSPAN_INLINE Reg exponentiate(const float* s, int first, int last, float factor, Reg origin, Word* p, std::int64_t plane,
                                  const float* factors, int begin, int end) {
-  const Reg scale = Isa::set1(factor), shift = Isa::set1(origin);
+  const Reg scale = Isa::set1(factor);
   Reg sum[2] = {Isa::zero(), Isa::zero()};
   for (int c = first; c < last; c += 2 * kWidth) {
-    Reg low = exp2_of(Isa::fma(Isa::load(s + c), scale, shift));
-    Reg high = exp2_of(Isa::fma(Isa::load(s + c + kWidth), scale, shift));
+    Reg low = exp2_of(Isa::fma(Isa::load(s + c), scale, origin));
+    Reg high = exp2_of(Isa::fma(Isa::load(s + c + kWidth), scale, origin));
     sum[0] += low;
     sum[1] += high;
     if constexpr (kDropout) {
@@ -158,11 +189,9 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
   const Reg tile_m = across(t, [](Reg a, Reg b) { return Isa::max(a, b); }) * Isa::set1(scale);
   const Reg old_m = Isa::load(tile.m + row);
   const Reg new_m = tile_m > old_m ? tile_m : old_m;
-  // No inf - inf while a row has only scores of -inf.
-  const Reg origin = (new_m == Isa::set1(-kInf) ? Isa::zero() : new_m) * Isa::set1(-kLog2e);
   const Reg factor = old_m == new_m ? Isa::set1(1.0F) : exp_of(old_m - new_m);
-  float origins[16];
-  Isa::store(origins, origin);
+  float maxima[16];
+  Isa::store(maxima, new_m);
   Isa::store(shrink, factor);
   for (int r = 0; r < rows; ++r) {
     Word* probabilities = p + r * p_stride;
@@ -171,16 +200,17 @@ void softmax_rows(const ForwardTile& tile, int row, int rows, Range range, float
       t[r] = Isa::zero();
       continue;
     }
-    const float* scores = s + r * s_stride;
+    float* const scores = s + r * s_stride;
     const int first = down32(begin[r]), last = up32(end[r]);
     if (tile.ahead != nullptr) fetch_lines(tile.ahead, tile.ahead->step);
     clear_probabilities<Type>(probabilities, plane, range.begin, first);
     clear_probabilities<Type>(probabilities, plane, last, range.end);
+    const Reg origin = origin_of(scores + first, (last - first) / kWidth, kWidth, scale, Isa::set1(maxima[r]));
     if (tile.factors != nullptr) {
-      t[r] = exponentiate<Type, true>(scores, first, last, scale * kLog2e, origins[r], probabilities, plane,
+      t[r] = exponentiate<Type, true>(scores, first, last, scale * kLog2e, origin, probabilities, plane,
                                       tile.factors + (row + r) * tile.factor_stride, begin[r], end[r]);
     } else {
-      t[r] = exponentiate<Type, false>(scores, first, last, scale * kLog2e, origins[r], probabilities, plane, nullptr, 0, 0);
+      t[r] = exponentiate<Type, false>(scores, first, last, scale * kLog2e, origin, probabilities, plane, nullptr, 0, 0);
     }
   }
   const Reg sum = across(t, [](Reg a, Reg b) { return a + b; });

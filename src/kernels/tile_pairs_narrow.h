@@ -114,7 +114,7 @@ void narrow_pair_scores(const ForwardTile& tile, const RowSource& k, bool again,
 
 // Scores s[key][query] become probabilities pairs[key / 2][query][key % 2] relative to their new maxima. shrink: e^(m - m').
 template <int kSets>
-void softmax_narrow_pairs(const ForwardTile& tile, const float* s, Word* pairs, float* shrink) {
+void softmax_narrow_pairs(const ForwardTile& tile, float* s, Word* pairs, float* shrink) {
   constexpr int kQueries = 4 * kSets;
   alignas(64) constexpr Word kInPairs[3][32] = {
       {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31},
@@ -124,7 +124,7 @@ void softmax_narrow_pairs(const ForwardTile& tile, const float* s, Word* pairs, 
   const int size = (tile.keys * kQueries + 2 * kWidth - 1) / (2 * kWidth) * (2 * kWidth);
   const float scale = scales_exponents(tile) ? tile.scale : 1.0F;
   NarrowStates<kQueries> states(tile, s, size, scale);
-  const Reg factor = Isa::set1(scale * kLog2e), origin = states.origin() * Isa::set1(-kLog2e);
+  const Reg factor = Isa::set1(scale * kLog2e), origin = origin_of(s, size / kWidth, kWidth, scale, states.origin());
   Reg sum[2] = {Isa::zero(), Isa::zero()};
   for (int i = 0; i < size; i += 2 * kWidth) {
     Reg p[2];
