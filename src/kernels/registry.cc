@@ -22,11 +22,6 @@ namespace ringspan::kernels {
 namespace {
 
 bool always() { return true; }
-bool when_named() { return false; }
-template <DType kType>
-bool always_in_16_bits() {
-  return kType != DType::float32;
-}
 bool machine_has_portable() { return true; }
 #if defined(__x86_64__)
 bool machine_has_avx2() {
@@ -41,6 +36,12 @@ bool machine_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && m
 // Whether dot products of bfloat16 outrun multiply-adds of float32 in vectors: they have twice their rate on AMD's processors,
 // half of it on Intel's since Sapphire Rapids, the first with arithmetic of float16 (docs/performance.md).
 bool dot_products_pay() { return !(__builtin_cpu_is("intel") && __builtin_cpu_supports("avx512fp16")); }
+
+bool when_named() { return false; }
+template <DType kType>
+bool always_in_16_bits() {
+  return kType != DType::float32;
+}
 
 // A process has to ask the system for the registers of AMX, once for all its threads, present and future.
 bool machine_has_amx() {
