@@ -26,16 +26,12 @@ _QUIET = 0.3  # seconds without any message after which the store is asked about
 
 
 def _store_of(group):
-    """The group's store by a connection of its own, or None: then only messages are signs of life."""
+    """The group's store, or None: then only messages are signs of life."""
     try:
         if hasattr(group, "get_group_store"):
-            store = group.get_group_store()
-        else:
-            store = dist.distributed_c10d._get_process_group_store(group)
-        if hasattr(store, "clone"):
-            store = store.clone()
-        return dist.PrefixStore("ringspan", store)
-    except Exception:  # a private interface of torch, or a store that cannot be cloned
+            return group.get_group_store()
+        return dist.distributed_c10d._get_process_group_store(group)
+    except Exception:  # a private interface of torch
         return None
 
 
@@ -89,7 +85,8 @@ class Transport:
         self.lock = threading.Lock()
         self._waiters = {}
         self._global = [dist.get_global_rank(group, peer) for peer in range(self.size)]
-        self._store = _store_of(group)
+        self._groups_store = _store_of(group)  # until the watcher has a connection of its own
+        self._store = None
         self._abort = None  # what to tell the others
         self._failed = False
         self._end = None  # after a failure: (work, buffer) by which close() ends the waiting of all works
@@ -109,7 +106,7 @@ class Transport:
     # ---- called by the core, with the GIL; neither may wait for a peer
 
     def _post(self, batch):
-        if self._watcher is None and self._store is not None:
+        if self._watcher is None and self._groups_store is not None:
             self._watcher = threading.Thread(target=_watch, args=(weakref.ref(self),), name="ringspan-watch", daemon=True)
             self._watcher.start()
         tensors = [torch.frombuffer(memory, dtype=torch.uint8) for _, _, memory, _, _ in batch]
@@ -178,10 +175,31 @@ class Transport:
         for thread in threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
-        self._store = None  # a connection, which lasts as long as anything refers to it
+        self._store = self._groups_store = None  # connections, which last as long as anything refers to them
+
+
+def _connect(reference):
+    """Gives the transport a connection of its own to the group's store. Where the rank that holds the store is gone that waits for as
+    long as torch's store does, which knows no deadline of ours."""
+    transport = reference()
+    if transport is None or transport._closed:
+        return False
+    store, transport._groups_store = transport._groups_store, None
+    del transport
+    try:
+        store = dist.PrefixStore("ringspan", store.clone() if hasattr(store, "clone") else store)
+    except Exception:  # it cannot be cloned, or nobody answers
+        return False
+    transport = reference()
+    if transport is None or transport._closed:
+        return False
+    transport._store = store
+    return True
 
 
 def _watch(reference):
+    if not _connect(reference):
+        return
     calls = None
     beats = {}
     while True:
