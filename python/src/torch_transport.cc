@@ -136,6 +136,8 @@ void TorchTransport::hand_over() {
       }
       post_(list);
     } catch (const nb::python_error& error) {
+      batch_.clear();
+      if (!error.matches(PyExc_Exception)) interrupted(error);
       failure = text_of(error);
       if (failure.empty()) failure = "the process group refused a message";
     }
@@ -169,9 +171,12 @@ void TorchTransport::block(TimePoint until) {
   signals_checked_ = Clock::now();
   const nb::gil_scoped_acquire gil;
   if (PyErr_CheckSignals() == 0) return;
-  const nb::python_error interrupt;
-  abort("interrupted: " + text_of(interrupt));  // buffers of what is under way go with the exception
-  throw interrupt;
+  interrupted(nb::python_error());
+}
+
+void TorchTransport::interrupted(const nb::python_error& error) {
+  abort("interrupted: " + text_of(error));  // buffers of what is under way go with the exception
+  throw nb::python_error(error);
 }
 
 void TorchTransport::show_life(int peer) {
@@ -186,8 +191,10 @@ void TorchTransport::tell_peers(const std::string& cause) {
   const nb::gil_scoped_acquire gil;
   try {
     tell_(nb::str(cause.c_str()));
-  } catch (const nb::python_error&) {
-    return;  // the interpreter is going down; the peers notice that we are gone
+  } catch (const nb::python_error& error) {
+    if (error.matches(PyExc_Exception)) return;  // the interpreter is going down; the peers notice that we are gone
+    tell_peers(cause);                           // a signal's handler, which was due in between
+    throw;
   }
 }
 

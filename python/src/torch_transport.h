@@ -68,6 +68,8 @@ class TorchTransport final : public Transport {
   };
 
   void hand_over();
+  // Raises what a signal's handler raised on this rank; with the GIL.
+  [[noreturn]] void interrupted(const nanobind::python_error& error);
   nanobind::object memory_of(const Posted& posted);  // with the GIL
   void show_life(int peer);
 

@@ -154,7 +154,12 @@ void Transport::give_up(Transport& other, const std::string& cause) {
 
 void Transport::tell_and_withdraw(const std::string& cause) {
   peers_told_ = true;
-  tell_peers(cause);
+  try {
+    tell_peers(cause);
+  } catch (...) {
+    withdraw();
+    throw;
+  }
   withdraw();
 }
 

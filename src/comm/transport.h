@@ -126,6 +126,7 @@ class Transport : public Communicator {
   // True when the peer has left for good and nothing that is not complete by now ever will be.
   virtual bool has_left(int peer) const = 0;
   // Tells the peers that they must fail too; `cause` says which rank it began in: "rank 3 failed: ...", "rank 3 aborted: ...".
+  // What it throws is thrown in place of the failure.
   virtual void tell_peers(const std::string& cause) = 0;
   // After this no posted buffer is touched any more.
   virtual void withdraw() = 0;

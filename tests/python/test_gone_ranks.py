@@ -11,6 +11,7 @@ from worlds import try_ranks
 
 import ringspan
 import ringspan.torch as rt
+from ringspan.torch import _transport
 
 
 def _first_call(rank, ranks, number):
@@ -31,3 +32,69 @@ def test_the_store_is_gone_before_the_first_call(number):
     _, (kind, text) = try_ranks(2, _first_call, number, missing=[0], timeout=60.0)
     assert kind == "value", text[2]
     assert ("no sign of life" in text) == (number == signal.SIGSTOP), text
+
+
+def _handler(number, _):
+    raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(143)
+
+
+def _interrupted(rank, ranks, number):
+    """Rank 0 gets a signal while messages are handed to the group: what each rank raises."""
+    q = torch.ones(1, 8, 2, 8)
+    group = dist.group.WORLD
+    rt.attention(q, q, q, group=group)
+    if rank == 0:
+        signal.signal(number, _handler)
+        transport = _transport.transport_of(group.group_name)
+        waiter = transport._waiter
+        transport._waiter = lambda *args: signal.raise_signal(number) or waiter(*args)
+    try:
+        rt.attention(q, q, q, group=group)
+    except BaseException as error:
+        return type(error).__name__, str(error)
+    return None
+
+
+@pytest.mark.parametrize("number, name", [(signal.SIGINT, "KeyboardInterrupt"), (signal.SIGTERM, "SystemExit")])
+def test_what_a_handler_raises_is_not_swallowed(number, name):
+    (_, first), (_, second) = try_ranks(2, _interrupted, number)
+    assert first == (name, "143" if name == "SystemExit" else ""), first
+    assert second[0] == "CommError" and "rank 0 aborted: interrupted" in second[1], second
+
+
+class _Wake:
+    """The queue that wakes the watcher; a signal comes when the first word is put into it."""
+
+    def __init__(self, queue, number):
+        self.queue, self.numbers, self.get = queue, [number], queue.get
+
+    def put(self, item):
+        if self.numbers:
+            signal.raise_signal(self.numbers.pop())
+        self.queue.put(item)
+
+
+def _interrupted_in_failure(rank, ranks):
+    """Rank 0 gives up a call in which it is alone, and gets a signal when it is about to say so."""
+    q = torch.ones(1, 8, 2, 8)
+    group = dist.group.WORLD
+    rt.attention(q, q, q, group=group)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 0:
+        signal.signal(signal.SIGTERM, _handler)
+        transport = _transport.transport_of(group.group_name)
+        transport._wake = _Wake(transport._wake, signal.SIGTERM)
+    else:
+        store.wait(["given up"])
+    try:
+        rt.attention(q, q, q, group=group, deadline=0.5 if rank == 0 else 60.0)
+    except BaseException as error:
+        store.set("given up", "")
+        return type(error).__name__, str(error)
+    return None
+
+
+def test_what_a_handler_raises_beside_a_failure_is_not_swallowed():
+    (_, first), (_, second) = try_ranks(2, _interrupted_in_failure)
+    assert first == ("SystemExit", "143"), first
+    assert second[0] == "CommError" and "rank 0 failed: " in second[1] and "no sign of life" in second[1], second
