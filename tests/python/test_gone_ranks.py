@@ -34,6 +34,36 @@ def test_the_store_is_gone_before_the_first_call(number):
     assert ("no sign of life" in text) == (number == signal.SIGSTOP), text
 
 
+def _found_gone(rank, ranks, gives_up):
+    """Rank 1 is killed, perhaps after it gave up a call in which it was alone; the others call when its connections are lost."""
+    q = torch.ones(1, 8, 2, 8)
+    group = dist.group.WORLD
+    rt.attention(q, q, q, group=group)
+    store = dist.distributed_c10d._get_default_store()
+    if rank == 1:
+        if gives_up:
+            with pytest.raises(ringspan.CommError, match="no sign of life"):
+                rt.attention(q, q, q, group=group, deadline=0.5)
+            dist.PrefixStore("ringspan", group.get_group_store()).wait(["abort"])
+        store.set("gone", "")
+        os.kill(os.getpid(), signal.SIGKILL)
+    store.wait(["gone"])
+    time.sleep(0.5)
+    with pytest.raises(ringspan.CommError) as caught:
+        rt.attention(q, q, q, group=group)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("gives_up", [False, True])
+def test_a_peer_that_takes_no_message_is_named(gives_up):
+    outcomes = try_ranks(3, _found_gone, gives_up, missing=[1])
+    for rank in 0, 2:
+        kind, text = outcomes[rank]
+        assert kind == "value", text[2]
+        assert ("rank 1 failed: " if gives_up else "lost the connection to rank 1: ") in text, text
+        assert ("no sign of life" in text) == gives_up and text.startswith(f"rank {rank}/3: "), text
+
+
 def _handler(number, _):
     raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(143)
 

@@ -45,6 +45,23 @@ def _backend_of(group):
         ) from None
 
 
+class _Refused:
+    """In place of the work of a message that the group did not take, as to a peer whose connection is lost."""
+
+    def __init__(self, error):
+        self.error = error
+
+    def wait(self):
+        raise self.error
+
+
+def _hand(post, tensor, peer, tag):
+    try:
+        return post([tensor], peer, tag)
+    except RuntimeError as error:
+        return _Refused(error)
+
+
 class _Waiter(threading.Thread):
     """Waits for the works to or from one peer, in order: within a pair and a direction they complete in order."""
 
@@ -113,7 +130,7 @@ class Transport:
         if self.backend == "gloo":
             group = self.group
             works = [
-                (group.send if send else group.recv)([tensor], peer, tag)
+                _hand(group.send if send else group.recv, tensor, peer, tag)
                 for (send, peer, _, tag, _), tensor in zip(batch, tensors)
             ]
         else:
