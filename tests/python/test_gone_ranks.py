@@ -1,7 +1,9 @@
-"""Ranks that are gone before a group is first used, or while messages are handed to it; exceptions that signals' handlers raise there."""
+"""Ranks that are gone before a group is first used, or while messages are handed to it; what signals' handlers raise there."""
 
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
@@ -18,9 +20,13 @@ def _first_call(rank, ranks, number):
     """A new group's first call, when rank 0, which holds the store, gets a signal before it."""
     q = torch.ones(1, 8, 2, 8)
     group = dist.new_group(list(range(ranks)))
+    store = dist.distributed_c10d._get_default_store()
     if rank == 0:
+        store.wait(["made"])
+        time.sleep(0.2)
         os.kill(os.getpid(), number)
-    time.sleep(0.5)  # until its connections are lost
+    store.set("made", "")  # until then making a group needs the store
+    time.sleep(1.0)  # until rank 0 is gone, and its connections are lost
     with pytest.raises(ringspan.CommError) as caught:
         rt.attention(q, q, q, causal=True, group=group, deadline=2.0)
     return str(caught.value)
@@ -35,7 +41,7 @@ def test_the_store_is_gone_before_the_first_call(number):
 
 
 def _found_gone(rank, ranks, gives_up):
-    """Rank 1 is killed, perhaps after it gave up a call in which it was alone; the others call when its connections are lost."""
+    """Rank 1 is killed, perhaps after it gave up a call in which it was alone; the others call when it is gone."""
     q = torch.ones(1, 8, 2, 8)
     group = dist.group.WORLD
     rt.attention(q, q, q, group=group)
@@ -128,3 +134,19 @@ def test_what_a_handler_raises_beside_a_failure_is_not_swallowed():
     (_, first), (_, second) = try_ranks(2, _interrupted_in_failure)
     assert first == ("SystemExit", "143"), first
     assert second[0] == "CommError" and "rank 0 failed: " in second[1] and "no sign of life" in second[1], second
+
+
+_KEPT = """
+import sys, torch, torch.distributed as dist
+from ringspan.torch import _transport, attention
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+x = torch.ones(1, 8, 2, 8)
+attention(x, x, x, group=dist.group.WORLD)
+sys.kept = _transport, _transport.transport_of(dist.group.WORLD.group_name)
+"""
+
+
+def test_a_group_that_outlives_its_transport_at_exit():
+    """As where a thread that waits for the store has the transport; nobody destroyed the group."""
+    done = subprocess.run([sys.executable, "-c", _KEPT], capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0 and "Exception ignored" not in done.stderr, done.stderr

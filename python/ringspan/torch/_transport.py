@@ -174,6 +174,8 @@ class Transport:
 
     def close(self):
         """Ends the threads and lets go of plans and arenas."""
+        if self._closed:  # at exit, and then the group ends while the interpreter takes modules apart
+            return
         self._closed = True
         self.executor = None
         self._wake.put(None)
@@ -196,8 +198,8 @@ class Transport:
 
 
 def _connect(reference):
-    """Gives the transport a connection of its own to the group's store. Where the rank that holds the store is gone that waits for as
-    long as torch's store does, which knows no deadline of ours."""
+    """Gives the transport a connection of its own to the group's store. Where the rank that holds the store is gone that waits
+    for as long as torch's store does, which knows no deadline of ours."""
     transport = reference()
     if transport is None or transport._closed:
         return False
