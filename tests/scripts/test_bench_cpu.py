@@ -50,6 +50,7 @@ class Refused(InFolder):
         for program, *words in (
             ("builds", "--json", "absent/x.json", "lib.so", "lib.so"), ("builds", "--heads", "0", "lib.so", "lib.so"),
             ("builds", "absent.so", "lib.so"), ("builds", "--kv-heads", "3", "lib.so", "lib.so"),
+            ("builds", "--by-tiles", "lib.so", "lib.so", "--threads", "2"),
             ("calls", "--json", "absent/x.json"), ("calls", "--processes", "0"), ("threads", "--json", "absent/x.json"), ("threads", "--threads", "0"),
             ("../ranks/run", "--json", "absent/x.json"), ("../ranks/run", "--program", "absent"), ("../ranks/run", "--rounds", "0"),
         ):  # fmt: skip
