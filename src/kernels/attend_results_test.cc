@@ -147,27 +147,6 @@ TEST_P(AttendResultsTest, NanTimesZeroStays) {
   }
 }
 
-// float32 goes through tiles of AMX from some hundred queries and keys on.
-TEST(MixedKernel, IsTilesForManyAndVectorsForFew) {
-  for (const auto& [n_q, n_k, as] : std::vector<std::tuple<int, int, std::string>>{
-           {256, 512, "amx"}, {300, 700, "amx"}, {255, 700, "avx512"}, {300, 511, "avx512"}, {1, 600, "avx512"}}) {
-    Spec s;
-    s.n_q = n_q, s.n_k = n_k, s.head_dim = s.head_dim_v = 32;
-    World mixed(s), named(s);
-    const AttendShape shape = mixed.params(1).shape;
-    const AttendKernel* kernels[2] = {};
-    for (const AttendKernel& kernel : attend_kernels()) {
-      if (kernel.name == "attend_f32_mixed") kernels[0] = &kernel;
-      if (kernel.name == "attend_f32_" + as) kernels[1] = &kernel;
-    }
-    if (kernels[0] == nullptr || !kernels[0]->supports(shape)) GTEST_SKIP() << "this machine has no AMX";
-    run_kernel(*kernels[0], mixed, {mixed.whole()}, 2);
-    run_kernel(*kernels[1], named, {named.whole()}, 2);
-    for (const auto tensor : {&World::m, &World::l, &World::acc})
-      EXPECT_EQ((mixed.*tensor).bytes(), (named.*tensor).bytes()) << n_q << " x " << n_k;
-  }
-}
-
 INSTANTIATE_TEST_SUITE_P(Kernels, AttendResultsTest, ::testing::ValuesIn(runnable(RINGSPAN_TEST_ATTEND_KERNELS)), kernel_name);
 
 }  // namespace

@@ -37,7 +37,6 @@ bool machine_has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && m
 // half of it on Intel's since Sapphire Rapids, the first with arithmetic of float16 (docs/performance.md).
 bool dot_products_pay() { return !(__builtin_cpu_is("intel") && __builtin_cpu_supports("avx512fp16")); }
 
-bool when_named() { return false; }
 template <DType kType>
 bool always_in_16_bits() {
   return kType != DType::float32;
@@ -75,7 +74,7 @@ bool machine_has_sve256() {
 // A tiled kernel of one storage type on one instruction set.
 template <DType kType, const TileOps& kOps, bool (*kMachineHas)(), bool (*kIsDefault)() = always>
 struct Tiled {
-  static constexpr auto is_default = kIsDefault, is_backward_default = kIsDefault;
+  static constexpr auto is_default = kIsDefault;
   static TileSizes forward_sizes(const AttendShape& shape) {
     return kOps.forward_sizes({static_cast<int>(shape.dtype), shape.head_dim, shape.head_dim_v, {}});
   }
@@ -96,7 +95,7 @@ struct Tiled {
 
 template <DType kType>
 struct Reference {
-  static constexpr auto is_default = always, is_backward_default = always;
+  static constexpr auto is_default = always;
   static constexpr auto forward_sizes = no_tile_sizes, backward_sizes = no_tile_sizes;
   static bool supports(const AttendShape& shape) { return reference_supports(shape, kType); }
   static std::int64_t forward_bytes(const AttendShape& shape) { return reference_scratch_bytes(shape); }
@@ -117,32 +116,42 @@ using avx512 = Tiled<kType, kTileAvx512, machine_has_avx512>;
 template <DType kType>
 using avx2 = Tiled<kType, kTileAvx2, machine_has_avx2>;
 
-// Forward by tiles of AMX where a task has so many queries and keys that their planes pay, else by vectors, as backward is.
+// By tiles of AMX where a task has so many queries and keys that their planes pay, else by vectors.
 template <DType kType>
-struct mixed : avx512<kType> {
+struct mixed : amx<kType> {
   using Vectors = avx512<kType>;
   using Tiles = amx<kType>;
-  static constexpr auto is_backward_default = when_named;
-  static constexpr auto forward_sizes = Tiles::forward_sizes;
+  static constexpr auto is_default = always;
   static constexpr std::int64_t kLeastQueries = 256, kLeastKeys = 512;
 
-  static bool supports(const AttendShape& shape) { return Tiles::supports(shape); }
   static std::int64_t forward_bytes(const AttendShape& shape) {
     return std::max(Tiles::forward_bytes(shape), Vectors::forward_bytes(own_sizes(shape)));
   }
   static std::int64_t keys(const AttendShape& shape) { return std::min(Tiles::keys(shape), Vectors::keys(own_sizes(shape))); }
+  static std::int64_t backward_bytes(const AttendShape& shape) {
+    return std::max(Tiles::backward_bytes(shape), Vectors::backward_bytes(own_sizes(shape)));
+  }
   static void forward(const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
-    const auto is_large = [](const AttendTask& task) { return task.q_count >= kLeastQueries && task.k_count >= kLeastKeys; };
-    if (std::any_of(tasks.begin(), tasks.end(), is_large)) return Tiles::forward(params, tasks, context);
-    AttendParams vectors = params;
-    vectors.shape = own_sizes(params.shape);
-    Vectors::forward(vectors, tasks, context);
+    if (any_large(tasks)) return Tiles::forward(params, tasks, context);
+    Vectors::forward(with_own_sizes(params), tasks, context);
+  }
+  static void backward(const AttendParams& params, std::span<const AttendTask> tasks, const Context& context) {
+    if (any_large(tasks)) return Tiles::backward(params, tasks, context);
+    Vectors::backward(with_own_sizes(params), tasks, context);
   }
 
  private:
+  static bool any_large(std::span<const AttendTask> tasks) {
+    const auto is_large = [](const AttendTask& task) { return task.q_count >= kLeastQueries && task.k_count >= kLeastKeys; };
+    return std::any_of(tasks.begin(), tasks.end(), is_large);
+  }
   static AttendShape own_sizes(AttendShape shape) {  // the call's are of tiles
     shape.tile = {0, 0};
     return shape;
+  }
+  static AttendParams with_own_sizes(AttendParams params) {
+    params.shape = own_sizes(params.shape);
+    return params;
   }
 };
 #elif defined(__aarch64__)
@@ -159,7 +168,7 @@ using reference = Reference<kType>;
 constexpr Implementation kImplementations[] = {
 #if defined(__x86_64__)
     {"amx", "AMX with tiles of bfloat16, AVX512-BF16", "float32: used when named", machine_has_amx},
-    {"mixed", "AMX, AVX-512", "float32: amx forward from 256 queries and 512 keys on, else avx512", machine_has_amx},
+    {"mixed", "AMX, AVX-512", "float32: amx from 256 queries and 512 keys on, else avx512", machine_has_amx},
     {"avx512bf16", "AVX512-BF16", "used when named where dot products are slower than multiply-adds: Intel",
      machine_has_avx512bf16},
     {"avx512", "AVX-512 F, DQ, BW and VL", "", machine_has_avx512},
@@ -195,7 +204,7 @@ constexpr AttendKernel kAttendBackwardKernels[] = {
    implementation<DType::dtype>::backward_sizes,           \
    any_keys,                                               \
    false,                                                  \
-   implementation<DType::dtype>::is_backward_default},
+   implementation<DType::dtype>::is_default},
 #include "kernels/kernels.inc"
 #undef RINGSPAN_KERNEL
 };

@@ -367,7 +367,7 @@ bool pack_values_turned(const TileDims& dims, void* out, const RowSource& v) {
     RowSource chunk = v;
     chunk.rows = at_most(kChunk, v.rows - row);
     chunk.data = static_cast<const Word*>(v.data) + row * v.stride;
-    finite &= pack_left_columns<BFloat16>(static_cast<Word*>(out) + row / kChunk * parts.chunk, kChunk, 0, chunk);
+    finite &= pack_left_columns<false>(static_cast<Word*>(out) + row / kChunk * parts.chunk, kChunk, chunk);
   }
   return finite;
 }

@@ -9,6 +9,7 @@
 // Packed forms (u16 words; a plane of one after the other):
 //   left    rows x depth: [rows][stride]; depth padded with zeros to a multiple of 32
 //   right   depth x columns: panels of 16 columns, each [depth / 2][16][2]: two neighbouring depths side by side
+// Where the depth is elements that are split, the halves of each 32 lie side by side on both sides.
 // 16 columns x 32 depths of a right operand are 1 KiB in one piece, 16 x 32 of a left one 16 lines: tiles of AMX, and rows of
 // words to broadcast against vectors for AVX512-BF16.
 //
@@ -47,25 +48,25 @@ constexpr std::int64_t to_line(std::int64_t bytes) { return (bytes + 63) / 64 * 
 
 // ---- planes ------------------------------------------------------------------------------------------------------------
 
+RINGSPAN_INLINE __m512i upper_words() { return _mm512_set1_epi32(static_cast<int>(0xffff0000U)); }
 RINGSPAN_INLINE __m512 low_half(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
-RINGSPAN_INLINE __m512 high_half(__m512i words) {
-  return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000U))));
+RINGSPAN_INLINE __m512 high_half(__m512i words) { return _mm512_castsi512_ps(_mm512_and_si512(words, upper_words())); }
+// The upper words of two vectors side by side, and the lower ones.
+RINGSPAN_INLINE __m512i upper_of(__m512i even, __m512i odd) {
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(even, 16), odd, upper_words(), 0xf8);  // a | (b & c)
 }
-RINGSPAN_INLINE __m512 widen(__m256i x) { return low_half(_mm512_cvtepu16_epi32(x)); }
-RINGSPAN_INLINE __mmask16 not_finite(__m256i x) {
-  const __m256i exponent = _mm256_set1_epi16(0x7f80);
-  return _mm256_cmpeq_epi16_mask(_mm256_and_si256(x, exponent), exponent);
+RINGSPAN_INLINE __m512i lower_of(__m512i even, __m512i odd) {
+  return _mm512_ternarylogic_epi32(_mm512_slli_epi32(odd, 16), even, upper_words(), 0xf4);  // a | (b & ~c)
 }
-RINGSPAN_INLINE __m256i round_to_words(__m512 x) { return (__m256i)_mm512_cvtneps_pbh(x); }
 
 // Words of two vectors of floats side by side, those of `even` first, rounded with ties away from zero: two instructions where
 // the conversion takes four, and an order in which they would have to be put. No number may be near the largest, nor a NaN have
 // ones only. `rounded`: the floats of those words, and whatever lies below them.
 RINGSPAN_INLINE __m512i words_side_by_side(__m512 even, __m512 odd, __m512i (&rounded)[2]) {
-  const __m512i half = _mm512_set1_epi32(0x8000), upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
+  const __m512i half = _mm512_set1_epi32(0x8000);
   rounded[0] = _mm512_add_epi32(_mm512_castps_si512(even), half);
   rounded[1] = _mm512_add_epi32(_mm512_castps_si512(odd), half);
-  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(rounded[0], 16), rounded[1], upper, 0xf8);  // a | (b & c)
+  return upper_of(rounded[0], rounded[1]);
 }
 
 // kLimit: exponents from which on a sum of products of planes may not be what the product of the sums is.
@@ -73,37 +74,20 @@ struct BFloat16 {
   using Element = Word;
   static constexpr int kPlanes = 1;
   static constexpr short kLimit = 0x7f80;
-  RINGSPAN_INLINE static void load(const Word* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
-    planes[0] = _mm256_maskz_loadu_epi16(present, p);
-  }
 };
-
 struct Float16 {
   using Element = Word;
   static constexpr int kPlanes = 2;
   static constexpr short kLimit = 0x7f80;
-  RINGSPAN_INLINE static void load(const Word* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
-    const __m512 x = _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, p));
-    planes[0] = round_to_words(x);
-    planes[1] = _mm256_maskz_mov_epi16(static_cast<__mmask16>(~not_finite(planes[0])), round_to_words(x - widen(planes[0])));
+  RINGSPAN_INLINE static __m512 load(const Word* p, __mmask16 present) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(present, p));
   }
 };
-
 struct Float32 {
   using Element = float;
   static constexpr int kPlanes = 3;
   static constexpr short kLimit = (127 + 58) << 7;  // products of 2^58 or more may overflow
-  RINGSPAN_INLINE static void load(const float* p, __mmask16 present, __m256i (&planes)[kPlanes]) {
-    const __m512 x = _mm512_maskz_loadu_ps(present, p);
-    const __m512i bits = _mm512_castps_si512(x), exponent = _mm512_set1_epi32(0x7f800000);
-    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, exponent), exponent);
-    planes[0] = round_to_words(x);  // unless that overflows
-    planes[0] =
-        _mm256_mask_mov_epi16(planes[0], finite & not_finite(planes[0]), _mm512_cvtepi32_epi16(_mm512_srli_epi32(bits, 16)));
-    const __m512 rest = _mm512_maskz_sub_ps(finite, x, widen(planes[0]));
-    planes[1] = round_to_words(rest);
-    planes[2] = round_to_words(rest - widen(planes[1]));
-  }
+  RINGSPAN_INLINE static __m512 load(const float* p, __mmask16 present) { return _mm512_maskz_loadu_ps(present, p); }
 };
 
 // Which planes of left and right are multiplied; neighbours share one, which need not be loaded again.
@@ -129,16 +113,44 @@ struct LargeProducts<2> {
 };
 
 // Planes of two vectors side by side; see words_side_by_side.
+template <int kPlanes>
+RINGSPAN_INLINE void split(__m512 even, __m512 odd, __m512i* planes) {
+  for (int n = 0; n < kPlanes; ++n) {
+    __m512i rounded[2];
+    planes[n] = words_side_by_side(even, odd, rounded);
+    even = even - high_half(rounded[0]);
+    odd = odd - high_half(rounded[1]);
+  }
+}
 template <typename Type>
 RINGSPAN_INLINE void store_side_by_side(__m512 even, __m512 odd, Word* to, std::int64_t plane) {
-  const __m512i upper = _mm512_set1_epi32(static_cast<int>(0xffff0000U));
-  for (int n = 0; n < Type::kPlanes; ++n) {
-    __m512i rounded[2];
-    _mm512_storeu_si512(to + n * plane, words_side_by_side(even, odd, rounded));
-    if (n + 1 == Type::kPlanes) return;
-    even = even - _mm512_castsi512_ps(_mm512_and_si512(rounded[0], upper));
-    odd = odd - _mm512_castsi512_ps(_mm512_and_si512(rounded[1], upper));
-  }
+  __m512i planes[Type::kPlanes];
+  split<Type::kPlanes>(even, odd, planes);
+  for (int n = 0; n < Type::kPlanes; ++n) _mm512_storeu_si512(to + n * plane, planes[n]);
+}
+
+// What rounding might carry into the exponent of infinities, or beyond: numbers near the largest, infinities and NaN. Their
+// first plane is cut off instead, and infinities and NaN have no other.
+RINGSPAN_INLINE bool any_large(__m512 even, __m512 odd) {
+  const __m512i magnitude = _mm512_set1_epi32(0x7fffffff);
+  const __m512i larger = _mm512_max_epu32(_mm512_and_si512(_mm512_castps_si512(even), magnitude),
+                                          _mm512_and_si512(_mm512_castps_si512(odd), magnitude));
+  return _mm512_cmpge_epu32_mask(larger, _mm512_set1_epi32(0x7f7f8000)) != 0;
+}
+template <int kPlanes>
+__attribute__((noinline)) void split_large(__m512 even, __m512 odd, __m512i* planes) {
+  const __m512i infinite = _mm512_set1_epi32(0x7f800000);
+  const auto cut = [&](__m512& x) {
+    const __m512i bits = _mm512_castps_si512(x);
+    const __mmask16 finite = _mm512_cmpneq_epi32_mask(_mm512_and_si512(bits, infinite), infinite);
+    const __m512i quiet = _mm512_castps_si512(_mm512_add_ps(x, x));  // a NaN of which the upper word is one, too
+    const __m512i upper = _mm512_and_si512(_mm512_mask_mov_epi32(quiet, finite, bits), upper_words());
+    x = _mm512_maskz_sub_ps(finite, x, _mm512_castsi512_ps(upper));
+    return upper;
+  };
+  const __m512i first = cut(even), second = cut(odd);
+  planes[0] = upper_of(first, second);
+  split<kPlanes - 1>(even, odd, planes + 1);
 }
 
 // ---- packing -----------------------------------------------------------------------------------------------------------
@@ -164,13 +176,6 @@ RINGSPAN_INLINE std::int64_t index_of(const RowSource& source, int row) {
   return source.index == nullptr ? row : source.index[row];
 }
 
-template <typename Type>
-RINGSPAN_INLINE void load_planes(const RowSource& source, int row, int e, __m256i (&planes)[Type::kPlanes]) {
-  const std::int64_t index = index_of(source, row);
-  const __mmask16 present = row < source.rows ? first_of(source.width - e) : 0;
-  Type::load(static_cast<const typename Type::Element*>(source.data) + index * source.stride + e, present, planes);
-}
-
 // 16 words of 16 rows become 16 rows of words.
 RINGSPAN_INLINE void transpose_words(__m512i (&words)[16]) {
   Reg t[16];
@@ -179,35 +184,33 @@ RINGSPAN_INLINE void transpose_words(__m512i (&words)[16]) {
   for (int i = 0; i < 16; ++i) words[i] = _mm512_castps_si512(t[i]);
 }
 
-// Whether rows are words as they lie in memory, 32 at a time and equally far apart: no masks, and no indices to look up.
-template <typename Type>
-RINGSPAN_INLINE bool is_plain(const RowSource& source) {
-  return Type::kPlanes == 1 && source.index == nullptr && source.width % 32 == 0;
-}
+// Whether rows are equally far apart and 32 elements at a time: no masks, and no indices to look up.
+inline bool is_plain(const RowSource& source) { return source.index == nullptr && source.width % 32 == 0; }
 
 // Rows further on that packing asks for: rows that are far apart lie on pages of their own, which processors do not fetch
 // ahead. Not beyond the last: that may be memory that was never written, and asking for it means walking the page tables each
 // time.
 constexpr int kRowsAhead = 16;
 
-// 32 elements of a row from e on, as words of each plane; zeros where there are none. `top`: the largest magnitudes of words.
-// Plain: of rows that are, and are there.
+// 32 elements of a row from e on, as words of each plane; zeros where there are none. Where elements are split, the halves of
+// the 32 lie side by side. `top`: the largest magnitudes of words. Plain: of rows that are, and are there.
 template <typename Type, bool kPlain>
 RINGSPAN_INLINE void load_wide(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes], __m512i& top) {
-  if constexpr (kPlain) {
-    const Word* const data = static_cast<const Word*>(source.data) + row * source.stride + e;
-    __builtin_prefetch(data + (at_most(row + kRowsAhead, source.rows - 1) - row) * source.stride, 0, 3);
-    words[0] = _mm512_loadu_si512(data);
-  } else if constexpr (Type::kPlanes == 1) {
-    const std::int64_t index = index_of(source, row);
-    const int count = row < source.rows ? source.width - e : 0;
+  using Element = typename Type::Element;
+  const std::int64_t index = kPlain ? row : index_of(source, row);
+  const Element* const data = static_cast<const Element*>(source.data) + index * source.stride + e;
+  const int count = kPlain ? 32 : row < source.rows ? source.width - e : 0;
+  if (kPlain) __builtin_prefetch(data + (at_most(row + kRowsAhead, source.rows - 1) - row) * source.stride, 0, 3);
+  if constexpr (Type::kPlanes == 1) {
     const __mmask32 present = count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
-    words[0] = _mm512_maskz_loadu_epi16(present, static_cast<const Word*>(source.data) + index * source.stride + e);
+    words[0] = kPlain ? _mm512_loadu_si512(data) : _mm512_maskz_loadu_epi16(present, data);
   } else {
-    __m256i low[Type::kPlanes], high[Type::kPlanes];
-    load_planes<Type>(source, row, e, low);
-    load_planes<Type>(source, row, e + 16, high);
-    for (int p = 0; p < Type::kPlanes; ++p) words[p] = _mm512_inserti64x4(_mm512_castsi256_si512(low[p]), high[p], 1);
+    const __m512 even = Type::load(data, first_of(count)), odd = Type::load(data + 16, first_of(count - 16));
+    if (__builtin_expect(any_large(even, odd), 0)) {
+      split_large<Type::kPlanes>(even, odd, words);
+    } else {
+      split<Type::kPlanes>(even, odd, words);
+    }
   }
   top = _mm512_max_epu16(top, _mm512_and_si512(words[0], _mm512_set1_epi16(0x7fff)));
 }
@@ -230,8 +233,8 @@ void pack_left_rows(Word* out, std::int64_t stride, std::int64_t plane, const Ro
 template <typename Type>
 bool pack_left(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
   __m512i top = _mm512_setzero_si512();
-  if (is_plain<Type>(source)) {
-    pack_left_rows<Type, Type::kPlanes == 1>(out, stride, plane, source, top);
+  if (is_plain(source)) {
+    pack_left_rows<Type, true>(out, stride, plane, source, top);
   } else {
     pack_left_rows<Type, false>(out, stride, plane, source, top);
   }
@@ -257,11 +260,11 @@ RINGSPAN_INLINE void pack_right_panel(Word* out, std::int64_t plane, const RowSo
 }
 template <typename Type>
 bool pack_right_columns(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
-  const bool plain = is_plain<Type>(source);
+  const bool plain = is_plain(source);
   __m512i top = _mm512_setzero_si512();
   for (int first = 0; first < up32(source.rows); first += kPanelColumns, out += panel) {
     if (plain && first + kPanelColumns <= source.rows) {
-      pack_right_panel<Type, Type::kPlanes == 1>(out, plane, source, first, top);
+      pack_right_panel<Type, true>(out, plane, source, first, top);
     } else {
       pack_right_panel<Type, false>(out, plane, source, first, top);
     }
@@ -269,32 +272,33 @@ bool pack_right_columns(Word* out, std::int64_t panel, std::int64_t plane, const
   return within_limit<Type>(top);
 }
 
-// Rows 2 i and 2 i + 1 side by side, 16 elements from e on.
-template <typename Type>
-RINGSPAN_INLINE void load_pair(const RowSource& source, int row, int e, __m512i (&words)[Type::kPlanes]) {
-  __m256i even[Type::kPlanes], odd[Type::kPlanes];
-  load_planes<Type>(source, row, e, even);
-  load_planes<Type>(source, row + 1, e, odd);
-  for (int p = 0; p < Type::kPlanes; ++p)
-    words[p] = _mm512_or_si512(_mm512_cvtepu16_epi32(even[p]), _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd[p]), 16));
+// Words of two rows side by side, row by row as load_wide has them: the first 16 of 32 elements, and the others. Of words that
+// lie in order, quarters have to be put in order afterwards.
+template <bool kHalves>
+RINGSPAN_INLINE void interleave(__m512i even, __m512i odd, __m512i (&halves)[2]) {
+  if (kHalves) {
+    halves[0] = lower_of(even, odd), halves[1] = upper_of(even, odd);
+    return;
+  }
+  const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
+  const __m512i low = _mm512_unpacklo_epi16(even, odd), high = _mm512_unpackhi_epi16(even, odd);
+  halves[0] = _mm512_permutex2var_epi64(low, first, high), halves[1] = _mm512_permutex2var_epi64(low, second, high);
 }
 
-// Rows as depths of a right operand; here two of them, the `pair`-th. Words are interleaved inside quarters of a register,
-// which are then put in order.
+// Rows as depths of a right operand; here two of them, the `pair`-th.
 template <typename Type, bool kPlain>
 RINGSPAN_INLINE void pack_right_pair(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source, int even_row,
                                      int odd_row, int pair, __m512i& top) {
-  const __m512i first = _mm512_set_epi64(11, 10, 3, 2, 9, 8, 1, 0), second = _mm512_set_epi64(15, 14, 7, 6, 13, 12, 5, 4);
   for (int e = 0; e < source.width; e += 32) {
     __m512i even[Type::kPlanes], odd[Type::kPlanes];
     load_wide<Type, kPlain>(source, even_row, e, even, top);
     load_wide<Type, kPlain>(source, odd_row, e, odd, top);
     for (int p = 0; p < Type::kPlanes; ++p) {
-      const __m512i low = _mm512_unpacklo_epi16(even[p], odd[p]), high = _mm512_unpackhi_epi16(even[p], odd[p]);
+      __m512i halves[2];
+      interleave<(Type::kPlanes > 1)>(even[p], odd[p], halves);
       Word* const to = out + p * plane + e / kPanelColumns * panel + 2 * pair * kPanelColumns;
-      _mm512_storeu_si512(to, _mm512_permutex2var_epi64(low, first, high));
-      if (kPlain || e + kPanelColumns < source.width)
-        _mm512_storeu_si512(to + panel, _mm512_permutex2var_epi64(low, second, high));
+      _mm512_storeu_si512(to, halves[0]);
+      if (kPlain || e + kPanelColumns < source.width) _mm512_storeu_si512(to + panel, halves[1]);
     }
   }
 }
@@ -305,13 +309,13 @@ constexpr int row_of_depth(int depth) {
 }
 template <typename Type, bool kHalves = false>
 bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const RowSource& source) {
-  const bool plain = is_plain<Type>(source);
+  const bool plain = is_plain(source);
   __m512i top = _mm512_setzero_si512();
   for (int pair = 0; pair < up32(source.rows) / 2; ++pair) {
     if (source.ahead != nullptr && pair % 4 == 0) fetch_lines(source.ahead, source.ahead->burst);
     const int even = row_of_depth<kHalves>(2 * pair), odd = row_of_depth<kHalves>(2 * pair + 1);
     if (plain && odd < source.rows) {
-      pack_right_pair<Type, Type::kPlanes == 1>(out, panel, plane, source, even, odd, pair, top);
+      pack_right_pair<Type, true>(out, panel, plane, source, even, odd, pair, top);
     } else {
       pack_right_pair<Type, false>(out, panel, plane, source, even, odd, pair, top);
     }
@@ -319,26 +323,36 @@ bool pack_right_rows(Word* out, std::int64_t panel, std::int64_t plane, const Ro
   return within_limit<Type>(top);
 }
 
-// Rows as depths of a left operand: [width][rows].
-template <typename Type>
-bool pack_left_columns(Word* out, std::int64_t stride, std::int64_t plane, const RowSource& source) {
+// Rows of words as depths of a left operand, [width][rows]. kHalves: words as load_wide leaves those of split elements.
+template <bool kHalves, bool kPlain>
+RINGSPAN_INLINE void pack_left_square(Word* out, std::int64_t stride, const RowSource& source, int row, int e, __m512i& top) {
+  __m512i words[2][16];
+  for (int i = 0; i < 16; ++i) {
+    __m512i even[1], odd[1], halves[2];
+    load_wide<BFloat16, kPlain>(source, row + 2 * i, e, even, top);
+    load_wide<BFloat16, kPlain>(source, row + 2 * i + 1, e, odd, top);
+    interleave<kHalves>(even[0], odd[0], halves);
+    words[0][i] = halves[0], words[1][i] = halves[1];
+  }
+  for (int half = 0; half < 2 && (kPlain || e + half * 16 < source.width); ++half) {
+    transpose_words(words[half]);
+    for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + (e + half * 16 + i) * stride + row, words[half][i]);
+  }
+}
+template <bool kHalves>
+bool pack_left_columns(Word* out, std::int64_t stride, const RowSource& source) {
+  const bool plain = is_plain(source);
   __m512i top = _mm512_setzero_si512();
   for (int row = 0; row < up32(source.rows); row += 32) {
-    for (int e = 0; e < source.width; e += 16) {
-      __m512i words[Type::kPlanes][16];
-      for (int i = 0; i < 16; ++i) {
-        __m512i pair[Type::kPlanes];
-        load_pair<Type>(source, row + 2 * i, e, pair);
-        top = _mm512_max_epu16(top, _mm512_and_si512(pair[0], _mm512_set1_epi16(0x7fff)));
-        for (int p = 0; p < Type::kPlanes; ++p) words[p][i] = pair[p];
-      }
-      for (int p = 0; p < Type::kPlanes; ++p) {
-        transpose_words(words[p]);
-        for (int i = 0; i < 16; ++i) _mm512_storeu_si512(out + p * plane + (e + i) * stride + row, words[p][i]);
+    for (int e = 0; e < source.width; e += 32) {
+      if (plain && row + 32 <= source.rows) {
+        pack_left_square<kHalves, true>(out, stride, source, row, e, top);
+      } else {
+        pack_left_square<kHalves, false>(out, stride, source, row, e, top);
       }
     }
   }
-  return within_limit<Type>(top);
+  return within_limit<BFloat16>(top);
 }
 
 }  // namespace

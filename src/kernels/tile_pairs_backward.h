@@ -17,10 +17,8 @@ constexpr int kMaxBlocks = kMaxGradQueryTile / kPairRows;
 TileSizes backward_sizes_pairs(const TileDims& dims) {
   const int width = at_least(dims.head_dim, dims.head_dim_v);
   TileSize own{Dot::kInRegisters ? 192 : width <= 128 ? 256 : 128, width <= 128 ? 512 : 256};
-  if (dims.dtype != kBFloat16Type) {
-    own = {128, width <= 64 ? 384 : width <= 128 ? 256 : 128};
-    if (dims.dtype == kFloat32Type) own.keys = width <= 64 ? 256 : own.keys * 3 / 4;
-  }
+  if (dims.dtype == kFloat16Type) own = {128, width <= 64 ? 384 : width <= 128 ? 256 : 128};
+  if (dims.dtype == kFloat32Type) own = width <= 128 ? TileSize{128, 256} : TileSize{64, 128};
   return {own, {kPairRows, 32}, {kPairRows, 32}, {kMaxGradQueryTile, kMaxKeyTile}};
 }
 
@@ -45,8 +43,13 @@ void begin_queries_pairs(BackwardTile& tile, const RowSource& q, const RowSource
   const GradientParts<Type> parts(tile);
   const bool q_finite = pack_left<Type>(parts.q, parts.d, parts.q_plane, q);
   const bool d_out_finite = pack_left<Type>(parts.d_out, parts.dv, parts.d_out_plane, d_out);
-  pack_left_columns<Type>(parts.q_columns, parts.column_stride, parts.q_columns_plane, q);
-  pack_left_columns<Type>(parts.d_out_columns, parts.column_stride, parts.d_out_columns_plane, d_out);
+  constexpr bool kSplit = Type::kPlanes > 1;
+  for (int n = 0; n < Type::kPlanes; ++n) {
+    pack_left_columns<kSplit>(parts.q_columns + n * parts.q_columns_plane, parts.column_stride,
+                              {parts.q + n * parts.q_plane, parts.d, nullptr, q.rows, parts.d});
+    pack_left_columns<kSplit>(parts.d_out_columns + n * parts.d_out_columns_plane, parts.column_stride,
+                              {parts.d_out + n * parts.d_out_plane, parts.dv, nullptr, d_out.rows, parts.dv});
+  }
   tile.queries_finite = q_finite && d_out_finite;
 }
 

@@ -39,7 +39,7 @@ struct GradientParts {
     dk_elements = d_rows * gradient_stride, dv_elements = dv_rows * gradient_stride;
     q_plane = rows * d, d_out_plane = rows * dv;
     column_stride = rows + kRowPad;
-    q_columns_plane = d_rows * column_stride, d_out_columns_plane = dv_rows * column_stride;
+    q_columns_plane = d * column_stride, d_out_columns_plane = dv * column_stride;
     p_panel = rows * kPanelColumns + kPanelPad,
     p_plane = (Dot::kInRegisters ? panels : at_most(keys, kSubTile) / kPanelColumns) * p_panel;
     ds_stride = keys + kRowPad, ds_plane = rows * ds_stride;
