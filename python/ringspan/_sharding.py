@@ -56,18 +56,17 @@ class Sharding:
 
     def rows(self, rank: int) -> int:
         """How many tokens the rank holds."""
-        self._check_rank(rank)
-        return _core.shard_rows(self.kind, self.tokens, self.ranks, rank)
+        return _core.shard_rows(self.kind, self.tokens, self.ranks, self._checked_rank(rank))
 
     def positions(self, rank: int) -> np.ndarray:
         """The global positions of the rank's tokens, in the order in which it stores them."""
-        self._check_rank(rank)
-        return _positions(self.kind, self.tokens, self.ranks, rank)
+        return _positions(self.kind, self.tokens, self.ranks, self._checked_rank(rank))
 
-    def _check_rank(self, rank):
+    def _checked_rank(self, rank):
         rank = _check.whole(rank, "rank")
         if not 0 <= rank < self.ranks:
             raise InvalidArgument(f"rank ({rank}) must be in [0, {self.ranks})")
+        return rank
 
     def __repr__(self):
         return f"{type(self).__name__}({self.kind!r}, tokens={self.tokens}, ranks={self.ranks})"

@@ -223,8 +223,8 @@ def _compiled_long_net(rank, ranks):
     for group in (dist.group.WORLD, dist.device_mesh.init_device_mesh("cpu", (ranks,))):
         torch._dynamo.reset()
         torch.manual_seed(1)
-        block = LongNetBlock(32, 4, (8, 16), (1, 2), group=group, sharding=sharding)
-        assert torch.equal(torch.compile(block, backend="aot_eager", fullgraph=True)(x), block(x))
+        blocks = torch.nn.Sequential(*(LongNetBlock(32, 4, (8, 16), (1, 2), group=group, sharding=sharding) for _ in range(2)))
+        assert torch.equal(torch.compile(blocks, backend="aot_eager", fullgraph=True)(x), blocks(x))
 
 
 def test_long_net_compiles_over_ranks():

@@ -85,6 +85,25 @@ def test_compile_with_integers_that_change(name):
         assert torch.equal(function(y, n), call(y, n)), n
 
 
+def test_positions_in_a_graph():
+    """Of several shardings, which change; what is returned is the caller's to change."""
+    torch._dynamo.reset()
+
+    def call(x, sharding, rank):
+        first = sharding.positions(rank)
+        first += 1
+        return x[:, first - 1] + x[:, sharding.positions(rank)] + x[:, striped.positions(1)].sum()
+
+    striped = rt.Sharding("striped", tokens=12, ranks=3)
+    function = torch.compile(call, fullgraph=True, backend="aot_eager")
+    for tokens, rank in ((20, 0), (20, 1), (31, 1), (42, 2)):
+        x = torch.randn(1, tokens, 3, requires_grad=True)
+        sharding = rt.Sharding("zigzag", tokens=tokens, ranks=3)
+        expected = 2 * x[:, ringspan.Sharding("zigzag", tokens=tokens, ranks=3).positions(rank).tolist()] + x[:, [1, 4, 7, 10]].sum()
+        assert torch.equal(function(x, sharding, rank), expected) and torch.equal(call(x, sharding, rank), expected)
+    torch.library.opcheck(torch.ops.ringspan.positions.default, ("zigzag", 20, 3, 1))
+
+
 def test_compile_with_inductor():
     torch._dynamo.reset()
 

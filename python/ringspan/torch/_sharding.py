@@ -6,8 +6,8 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 
-from .. import _check
-from .._sharding import Sharding as _Sharding
+from .. import _check, _core
+from .._sharding import Sharding as _Sharding, _positions
 from ..errors import InvalidArgument
 from . import _collectives, _group, _transport
 
@@ -19,10 +19,18 @@ def _outside_graphs(method: _Method) -> _Method:
     return torch.compiler.disable(method)
 
 
-@torch.compiler.assume_constant_result
-def _constant_positions(kind, tokens, ranks, rank):
-    """A graph holds them."""
-    return Sharding(kind, tokens=tokens, ranks=ranks).index(rank)
+# An op, for a graph may have any number of its results: of the constants of one function it takes only one.
+torch.library.define("ringspan::positions", "(str kind, int tokens, int ranks, int rank) -> Tensor", tags=torch.Tag.pt2_compliant_tag)
+
+
+@torch.library.impl("ringspan::positions", "CompositeExplicitAutograd")
+def _(kind, tokens, ranks, rank):
+    return torch.from_numpy(_positions(kind, tokens, ranks, rank).copy())  # the caller's to change
+
+
+@torch.library.register_fake("ringspan::positions")
+def _(kind, tokens, ranks, rank):
+    return torch.empty(_core.shard_rows(kind, tokens, ranks, rank), dtype=torch.int64, device="cpu")
 
 
 def _described(tensor, tokens=None):
@@ -51,7 +59,7 @@ class _Unshard(torch.autograd.Function):
         _collectives.all_gather(parts, padded, group)
         whole = local.new_empty((sharding.tokens, *local.shape[1:]))
         for rank, part in enumerate(parts):
-            positions = sharding.index(rank).to(whole.device)
+            positions = sharding.positions(rank).to(whole.device)
             whole[positions] = part[: positions.numel()]
         return whole.movedim(0, dim)
 
@@ -63,7 +71,7 @@ class _Unshard(torch.autograd.Function):
             grad = grad.contiguous().clone()
         _group.meet(group, f"the backward of unshard of {_described(grad)}")
         _collectives.all_reduce(grad, group)
-        return grad.index_select(ctx.dim, ctx.sharding.index(dist.get_rank(group)).to(grad.device)), None, None, None
+        return grad.index_select(ctx.dim, ctx.sharding.positions(dist.get_rank(group)).to(grad.device)), None, None, None
 
 
 class _SumOverRanks(torch.autograd.Function):
@@ -91,14 +99,9 @@ class Sharding(_Sharding):
     ```
     """
 
-    @_outside_graphs
-    def index(self, rank: int) -> torch.Tensor:
-        """positions(rank) as a tensor of int64."""
-        return torch.from_numpy(super().positions(rank).copy())
-
     def positions(self, rank: int) -> torch.Tensor:
         """The global positions of the rank's tokens, in the order in which it stores them: what RoPE needs."""
-        return _constant_positions(self.kind, self.tokens, self.ranks, rank).clone()  # the caller's to change
+        return torch.ops.ringspan.positions(self.kind, self.tokens, self.ranks, self._checked_rank(rank))
 
     @_outside_graphs
     def shard(self, tensor: torch.Tensor, *, rank: int | None = None, group=None, dim: int = 1) -> torch.Tensor:
