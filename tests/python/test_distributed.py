@@ -17,7 +17,7 @@ from worlds import run_ranks
 
 import ringspan.torch as rt
 from ringspan import CommError
-from ringspan.torch import _collectives
+from ringspan.torch import _collectives, _transport
 
 HERE = Path(__file__).parent
 
@@ -385,6 +385,7 @@ def _remade(rank, ranks):
         dist.destroy_process_group(group)
         files.append(len(os.listdir("/proc/self/fd")))
     assert files[-1] <= files[0], files
+    assert len(_transport._transports) == 1  # of the latest one, until there is another
 
 
 def test_groups_come_and_go():

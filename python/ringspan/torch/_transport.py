@@ -275,6 +275,8 @@ def transport_of(name):
         if transport is None or transport._group() is not group:  # destroyed, and made anew under the old name
             if transport is not None:
                 transport.close()
+            for gone in [known for known, transport in _transports.items() if transport._closed]:
+                del _transports[gone]
             transport = _transports[name] = Transport(group)
         return transport
 
