@@ -41,6 +41,11 @@ def _mistaken(rank, ranks):
     torch._dynamo.reset()
     with pytest.raises(ringspan.Unsupported, match="to_local"):
         torch.compile(lambda x: rt.attention(x, x, x, group=dist.group.WORLD), backend="eager")(spread if rank == 1 else x)
+    sharding = rt.Sharding("zigzag", tokens=16 * ranks, ranks=ranks)
+    for name, call in (("tensor", sharding.unshard), ("losses", sharding.mean_loss)):
+        with pytest.raises(ringspan.Unsupported, match=f"{name} is a DTensor.*to_local"):
+            call(spread if rank == 1 else x, group=dist.group.WORLD)
+    assert (rt.attention(x, x, x, group=dist.group.WORLD) - 1).abs().max() < 1e-5
     return True
 
 

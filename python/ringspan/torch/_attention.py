@@ -77,9 +77,13 @@ def refuse_unknown(names):
         raise UnknownArgument(f"attention() has no argument '{name}'" + (f"; did you mean '{near[0]}'?" if near else ""))
 
 
-def _check_kind(name, t):
+def refuse_spread(name, t):
     if hasattr(type(t), "to_local"):  # of the type: a compiler denies that a traced one has it
         raise Unsupported(f"{name} is a DTensor; pass this rank's part, {name}.to_local(), and group= the mesh's dimension")
+
+
+def _check_kind(name, t):
+    refuse_spread(name, t)
     if t.layout is not torch.strided or t.is_nested:
         raise Unsupported(f"{name} {'is nested' if t.is_nested else f'has layout {t.layout}'}; dense tensors are supported, packed documents by cu_seqlens=")
 

@@ -10,6 +10,7 @@ from .. import _check, _core
 from .._sharding import Sharding as _Sharding, _positions
 from ..errors import InvalidArgument
 from . import _collectives, _group, _transport
+from ._attention import refuse_spread
 
 _Method = TypeVar("_Method", bound=Callable)
 
@@ -166,6 +167,7 @@ class Sharding(_Sharding):
         with _group.together(group):
             if not isinstance(losses, torch.Tensor):
                 raise InvalidArgument(f"losses ({losses!r}) must be a tensor, of this rank's tokens")
+            refuse_spread("losses", losses)
             if labels is None:
                 count = torch.tensor(float(losses.numel()), dtype=torch.float64, device=losses.device)
             else:
@@ -186,6 +188,7 @@ class Sharding(_Sharding):
         """The dimension counted from the first; the tensor has `expected` tokens in it."""
         if not isinstance(tensor, torch.Tensor):
             raise InvalidArgument(f"expected a tensor with {expected} tokens in dimension {dim}, not {type(tensor).__name__}")
+        refuse_spread("tensor", tensor)
         dim, dims = _check.integer(dim, "dim"), tensor.dim()
         if not -dims <= dim < dims:
             raise InvalidArgument(f"dim ({dim}) must be in [{-dims}, {dims}), for the tensor has {dims} dimensions")
