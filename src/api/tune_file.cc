@@ -206,10 +206,12 @@ class Temporary {
  public:
   Temporary(const std::string& path, const std::string& target) : given_(path), target_(target) {
     static std::atomic<unsigned> counter{0};
-    path_ = fmt::format("{}.{}-{}.tmp", target, ::getpid(), counter++);
     struct stat replaced {};
     const bool replaces = ::stat(target.c_str(), &replaced) == 0;
-    file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    do {
+      path_ = fmt::format("{}.{}-{}.tmp", target, ::getpid(), counter++);
+      file_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    } while (file_ < 0 && errno == EEXIST);  // of a killed process of this number: those of containers are alike
     if (file_ < 0) fail_to_write(given_);
     if (replaces) static_cast<void>(!::fchmod(file_, replaced.st_mode & 0777));  // nothing in it is secret
   }

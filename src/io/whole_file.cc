@@ -60,13 +60,15 @@ std::string target_of(const std::string& path) {
 
 WholeFile::WholeFile(const std::string& path) : path_(path), target_(target_of(path)), owner_(::getpid()) {
   static std::atomic<unsigned> counter{0};
-  const std::string temporary = temporary_of(target_, owner_, counter++);
   struct stat replaced {};
   if (::stat(target_.c_str(), &replaced) == 0) mode_ = replaced.st_mode & 0777;
   // What was for few to read is so while it is written, too; this process reads it back.
-  file_ = ::open(temporary.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode_ ? *mode_ | 0600U : 0666U);
+  const ::mode_t mode = mode_ ? *mode_ | 0600U : 0666U;
+  do {
+    temporary_ = temporary_of(target_, owner_, counter++);
+    file_ = ::open(temporary_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+  } while (file_ < 0 && errno == EEXIST);  // of a killed process of this number: those of containers are alike
   if (file_ < 0) fail(path_, "created");
-  temporary_ = temporary;
 }
 
 WholeFile::~WholeFile() {

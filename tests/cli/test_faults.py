@@ -217,6 +217,22 @@ class Faults(ProgramTest):
         self.assert_nothing_left(self.start("--compare", "2000000"), ARGUMENTS, "ranks (2000000) must be at most 1048576")
         self.assertLess(time.monotonic() - begin, 20)  # seconds, where the work takes minutes
 
+    def test_what_a_killed_process_of_the_same_number_left(self):
+        tuned = os.path.join(self.results, "tune.json")
+        left = [f"{self.output}.%d-0.partial", f"{tuned}.%d-0.tmp", f"{tuned}.%d-2.tmp"]  # in containers numbers come again
+
+        def leave():
+            for name in left:
+                with open(name % os.getpid(), "w", encoding="ascii") as file:
+                    file.write("of another")
+
+        run = ["run", "--input", self.source, "--output", self.output, "--pattern", "window:1,0"]
+        tune = ["tune", "--dtype", "float32", "--head-dim", 16, "--quick", "--tokens", 64]
+        for arguments, made in (run, self.output), (tune, tuned):
+            self.run_program(*arguments, preexec_fn=leave, env={**os.environ, "RINGSPAN_TUNE_FILE": tuned if arguments is tune else ""})
+            with open(made, "rb") as file:
+                self.assertNotIn(b"of another", file.read())
+
     def test_a_folder_that_does_not_exist(self):
         self.output = os.path.join(self.results, "missing", "out.safetensors")
         self.assert_nothing_left(self.start(), INPUT_OUTPUT, "No such file or directory")
