@@ -18,7 +18,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-[[noreturn]] void fail(const std::string& path, const char* what) {
+[[noreturn]] void fail(const std::string& path, std::string_view what) {
   throw Error(fmt::format("{}: cannot be {}: {}", path, what, std::strerror(errno)));
 }
 
@@ -58,6 +58,12 @@ std::string target_of(const std::string& path) {
   return target;
 }
 
+int make_room(int file, std::int64_t bytes) {
+  int error = EINTR;  // by a signal that stops or continues the process, too
+  while (error == EINTR) error = ::posix_fallocate(file, 0, bytes);
+  return error;
+}
+
 WholeFile::WholeFile(const std::string& path) : path_(path), target_(target_of(path)), owner_(::getpid()) {
   static std::atomic<unsigned> counter{0};
   struct stat replaced {};
@@ -77,7 +83,8 @@ WholeFile::~WholeFile() {
 }
 
 void WholeFile::resize(std::int64_t bytes) {
-  if (::ftruncate(file_, bytes) != 0) fail(path_, "made large enough");
+  errno = make_room(file_, bytes);
+  if (errno != 0) fail(path_, fmt::format("made {} bytes large", bytes));
 }
 
 void WholeFile::write(std::string_view data, std::int64_t offset) {

@@ -18,6 +18,9 @@ namespace ringspan::io {
 // (a rename would replace a device or a pipe), or the folder is missing or may not be written.
 std::string target_of(const std::string& path);
 
+// Makes an empty file so large and books its room on the disk, so that a full disk is found now. Returns 0 or an errno.
+int make_room(int file, std::int64_t bytes);
+
 class WholeFile {
  public:
   explicit WholeFile(const std::string& path);  // creates the temporary file
@@ -25,6 +28,7 @@ class WholeFile {
   WholeFile(const WholeFile&) = delete;
   WholeFile& operator=(const WholeFile&) = delete;
 
+  // To be called first; throws where the disk has no room.
   void resize(std::int64_t bytes);
   void write(std::string_view data, std::int64_t offset);
   // Forces the data to disk and renames the file to its place.

@@ -341,7 +341,7 @@ class Files(Errors):
         common = ["run", "--input", self.write("in.safetensors", safetensors_file.qkv(64, 2, 4)), "--output", self.path("out")]
         # SIGXFSZ stays ignored as in Python: what does not fit is an error of the call.
         result = self.run_program(*common, code=INPUT_OUTPUT, preexec_fn=limited(resource.RLIMIT_FSIZE, 1000), restore_signals=False)
-        self.assertIn("cannot be made large enough: File too large", result.stderr)
+        self.assertIn(" bytes large: File too large", result.stderr)
         small = limited(resource.RLIMIT_AS, 400 << 20)
         for arguments in (["verify", "nq=200000 h=8 d=64 pattern=window:1,0"], ["bench", "--tokens", 400000, "--pattern", "window:1,0"]):
             result = self.run_program(*arguments, code=MEMORY, preexec_fn=small)

@@ -6,6 +6,7 @@ import resource
 import signal
 import struct
 import subprocess
+import tempfile
 import time
 import unittest
 
@@ -211,6 +212,21 @@ class Faults(ProgramTest):
 
         process = self.start(preexec_fn=limit)
         self.assert_nothing_left(process, INPUT_OUTPUT, "File too large")
+
+    def test_the_output_has_its_room_on_the_disk_before_the_work(self):
+        def has_room(path):
+            status = os.stat(path)
+            return 512 * status.st_blocks >= status.st_size > 0
+
+        with tempfile.NamedTemporaryFile(dir=self.results) as file:
+            os.posix_fallocate(file.fileno(), 0, 1 << 20)
+            if not has_room(file.name):
+                self.skipTest("this file system books no room")
+        process = self.start()
+        self.wait_for_work(process, False)
+        self.assertTrue(has_room(os.path.join(self.results, os.listdir(self.results)[0])))
+        process.send_signal(signal.SIGTERM)
+        self.assert_nothing_left(process, INTERRUPTED, "interrupted")
 
     def test_what_cannot_be_compared_is_known_before_the_work(self):
         begin = time.monotonic()

@@ -17,6 +17,7 @@
 #include "base/float16.h"
 #include "comm/rounds.h"
 #include "file_error.h"
+#include "io/whole_file.h"
 #include "plan/plan_data.h"
 
 namespace ringspan::cli {
@@ -40,7 +41,7 @@ class Accumulator {
     shape_.dtype = DType::float32;
     if (shape_.bytes() == 0) return;
     const int file = open_unnamed(directory);
-    const int refused = ::posix_fallocate(file, 0, shape_.bytes());  // a full disk is found now, not by a fault later
+    const int refused = io::make_room(file, shape_.bytes());  // or a full disk would be found by a fault
     void* map = MAP_FAILED;
     if (refused == 0)
       map = ::mmap(nullptr, static_cast<std::size_t>(shape_.bytes()), PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
