@@ -5,6 +5,7 @@ import os
 import re
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import unittest
@@ -199,6 +200,17 @@ class Tune(ProgramTest):
         self.assertIsNone(report["file"])
         self.assertEqual(len(report["combinations"]), 1)
         self.assertGreater(report["combinations"][0]["forward"]["default_seconds"], 0)
+        result = self.run_program(*self.tiny, env=environment, code=6, preexec_fn=few_bytes, restore_signals=False)
+        self.assertRegex(result.stdout, r"(?m)^float32 +16  forward ")
+
+    def test_what_was_measured_is_kept_where_nobody_reads_on(self):
+        environment = {**os.environ, "RINGSPAN_TUNE_FILE": self.path("tune.json")}
+        with subprocess.Popen([PROGRAM, *map(str, self.tiny)], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            process.stdout.close()  # as after `| head`
+            process.wait(timeout=600)
+        self.assertEqual(process.returncode, -signal.SIGPIPE)
+        with open(self.path("tune.json"), encoding="utf-8") as file:
+            self.assertEqual(len(json.load(file)["machines"][0]["entries"]), 1)
 
 
 class Capabilities(ProgramTest):

@@ -140,8 +140,8 @@ class Tuner {
     estimate();
     for (std::size_t i = 0; i < combinations_.size(); ++i) {
       tune(combinations_[i]);
+      if (!options_.dry_run) keep(i);  // first: where nobody reads what is printed, the program ends there
       if (!options_.json) print(combinations_[i]);
-      if (!options_.dry_run) keep(i);
     }
     line_.clear();
     if (options_.json) {
@@ -160,7 +160,11 @@ class Tuner {
     } catch (const Error& error) {
       line_.clear();
       combinations_.resize(index + 1);
-      if (options_.json) print_json(false);
+      if (options_.json) {
+        print_json(false);
+      } else {
+        print(combinations_[index]);
+      }
       throw FileError(error.what());
     }
   }
