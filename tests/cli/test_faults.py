@@ -69,7 +69,7 @@ class Faults(ProgramTest):
         self.assertEqual(os.listdir(self.results), [])
 
     def test_interrupt_of_threads(self):
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT):
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGQUIT, signal.SIGXCPU):
             process = self.start()
             self.wait_for_work(process, False)
             process.send_signal(number)

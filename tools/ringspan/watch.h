@@ -18,7 +18,7 @@
 
 namespace ringspan::cli {
 
-// Ctrl-C, SIGQUIT, SIGTERM or SIGHUP.
+// Ctrl-C, SIGQUIT, SIGTERM, SIGHUP, or SIGXCPU: a limit on processor time.
 class Interrupted : public Error {
  public:
   Interrupted() : Error("interrupted") {}
