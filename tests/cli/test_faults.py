@@ -143,6 +143,18 @@ class Faults(ProgramTest):
             self.assertEqual((process.returncode, out, err), (INTERRUPTED, "", "ringspan: error: interrupted\n"), command)
             self.assertEqual(os.listdir(self.results), [])
 
+    def test_interrupt_while_numbers_are_drawn(self):
+        for command in (["verify", "nq=2000000 h=8 d=64 dtype=bf16 pattern=window:1,0"],
+                        ["bench", "--tokens", "2000000", "--dtype", "bf16", "--pattern", "window:1,0"]):  # fmt: skip
+            process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            self.addCleanup(process.kill)
+            while not catches_interrupts(process):
+                time.sleep(0.01)
+            time.sleep(2)
+            process.send_signal(signal.SIGINT)
+            self.assertEqual(process.communicate(timeout=30), ("", "ringspan: error: interrupted\n"))  # all of it takes minutes
+            self.assertEqual(process.returncode, INTERRUPTED)
+
     def test_a_second_interrupt_ends_at_once_and_cleans_up(self):
         process = self.start()
         self.wait_for_work(process, False)

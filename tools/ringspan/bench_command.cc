@@ -238,10 +238,7 @@ int run(BenchOptions& options) {
   }();
   PlanOptions resolved = plan.options();
   resolved.memory_budget = options.problem.plan.memory_budget;  // which each rank has to hold, looked at or not
-  const RandomInputs random = [&] {
-    const EndAtSignal interruptible;  // nor does drawing
-    return RandomInputs(problem);
-  }();
+  const RandomInputs random(problem);
   Inputs inputs = random.inputs();
   if (options.forward_only) inputs.gradient = {};
   BenchResult result;

@@ -7,6 +7,7 @@
 #include "base/float16.h"
 #include "ringspan/error.h"
 #include "text.h"
+#include "watch.h"
 
 namespace ringspan::cli {
 namespace {
@@ -35,6 +36,7 @@ void fill(const Shard& shard, const TensorShape& shape, std::byte* local, Value 
   for (std::int64_t b = 0; b < shape.batch; ++b) {
     for (std::size_t piece = 0; piece < shard.pieces.size(); ++piece) {
       for (std::int64_t k = 0; k < shard.pieces[piece].count; ++k) {
+        throw_if_interrupted();
         const std::int64_t row = shard.offsets[piece] + k;
         const std::int64_t position = shard.pieces[piece].at(k);
         for (std::int64_t h = 0; h < shape.heads; ++h) {

@@ -23,7 +23,8 @@ GradientSpec parse_gradient(const std::string& text);
 // Standard normal number of one element; index counts in (batch, tokens, heads, width) order.
 float normal(std::uint64_t seed, std::uint64_t index);
 
-// Fills the rows of a shard, dense in `shape.layout`, with ones or normal numbers rounded to the dtype of the shape.
+// Fills the rows of a shard, dense in `shape.layout`, with ones or normal numbers rounded to the dtype of the shape. Ends with
+// Interrupted where the program was.
 void fill_ones(const Shard& shard, const TensorShape& shape, std::byte* local);
 void fill_normal(std::uint64_t seed, const Shard& shard, const TensorShape& shape, std::byte* local);
 
