@@ -12,6 +12,7 @@ import safetensors_file
 
 PROGRAM = os.environ.get("RINGSPAN_PROGRAM", "ringspan")
 os.environ["RINGSPAN_TUNE_FILE"] = ""  # what was tuned on this machine is not what is tested
+os.environ["TERM"] = "xterm"  # whose lines can be rewritten
 
 OK, FAILED, ARGUMENTS, UNSUPPORTED, MEMORY, COMMUNICATION, INPUT_OUTPUT, INTERRUPTED = 0, 1, 2, 3, 4, 5, 6, 130
 

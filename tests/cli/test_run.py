@@ -404,19 +404,20 @@ class Report(ProgramTest):
             shown = self.shown_on_a_terminal(tokens)
             if b"backward" in shown:
                 break
+        self.assertEqual(self.shown_on_a_terminal(tokens, "dumb"), b"")
         self.assertIn(b"backward", shown)
         self.assertIn(b"%", shown)
         self.assertTrue(shown.endswith(b"\r\x1b[K"), shown[-40:])
         self.assertLessEqual(max(map(len, shown.split(b"\r\x1b[K"))), COLUMNS - 1, shown)
 
-    def shown_on_a_terminal(self, tokens):
+    def shown_on_a_terminal(self, tokens, kind="xterm"):
         source = self.write("long.safetensors", safetensors_file.qkv(tokens, 2, 16))
         leader, follower = pty.openpty()
         fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         with subprocess.Popen(
             [PROGRAM, "run", "--input", source, "--output", self.path("out.safetensors"), "--ranks", "2", "--kernel", "reference",
              "--strategy", "ring", "--bucket", "100", "--grad", "ones"],
-            stdout=subprocess.DEVNULL, stderr=follower,
+            stdout=subprocess.DEVNULL, stderr=follower, env={**os.environ, "TERM": kind},
         ) as process:  # fmt: skip
             os.close(follower)
             shown = b""

@@ -11,6 +11,7 @@
 #include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <string_view>
@@ -81,12 +82,18 @@ extern "C" void on_bus_error(int number, siginfo_t* info, void*) {
   std::signal(number, SIG_DFL);  // and what failed is tried again
 }
 
+// Whether standard error shows a line that can be taken back; a terminal that calls itself dumb, as of Emacs, would show how.
+bool has_lines() {
+  const char* name = std::getenv("TERM");  // NOLINT(concurrency-mt-unsafe): nobody here changes the environment
+  return ::isatty(STDERR_FILENO) == 1 && (name == nullptr || std::string_view(name) != "dumb");
+}
+
 void share_flags() {
   if (flags != nullptr) return;
   void* page = ::mmap(nullptr, sizeof(Flags), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) throw std::bad_alloc();
   flags = new (page) Flags;
-  line_may_be_shown = ::isatty(STDERR_FILENO) == 1;
+  line_may_be_shown = has_lines();
 }
 
 // In place of what the terminal's last line holds, and no longer than that, or it could not be taken back.
@@ -157,7 +164,7 @@ EndAtSignal::EndAtSignal() {
 }
 EndAtSignal::~EndAtSignal() { end_at_signal = 0; }
 
-ProgressLine::ProgressLine(bool enabled) : enabled_(enabled && ::isatty(STDERR_FILENO) == 1) {}
+ProgressLine::ProgressLine(bool enabled) : enabled_(enabled && has_lines()) {}
 ProgressLine::~ProgressLine() { clear(); }
 
 void ProgressLine::show(const std::string& what, double share, double seconds) {

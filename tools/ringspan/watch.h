@@ -52,7 +52,7 @@ class EndAtSignal {
   EndAtSignal& operator=(const EndAtSignal&) = delete;
 };
 
-// One line on a terminal, rewritten in place; does nothing where standard error is no terminal.
+// One line on a terminal, rewritten in place; does nothing where standard error is no terminal, or a dumb one.
 class ProgressLine {
  public:
   explicit ProgressLine(bool enabled);
