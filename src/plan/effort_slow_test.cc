@@ -93,6 +93,21 @@ TEST(Effort, FollowsTheBlocksAtHand) {
   EXPECT_LE(plan.data().forward.visited_slices, 4 * static_cast<std::int64_t>(plan.data().forward.attend_items.size()));
 }
 
+// Items of a batch that each have a length of their own are gathered apart, and meet themselves only.
+TEST(Effort, FollowsTheItemsOfABatch) {
+  Problem p = long_net(64, 8, "full");
+  p.batch = 100;
+  for (std::int64_t item = 0; item < p.batch; ++item) p.lengths_q.push_back(item % p.tokens_q);
+  p.lengths_k = p.lengths_q;
+  PlanOptions options;
+  options.strategy = Strategy::local;
+  const Plan plan = make_plan(p, options, 0);
+  for (const internal::Program* program : {&plan.data().forward, &plan.data().backward}) {
+    EXPECT_GE(program->attend_items.size(), 90U);
+    EXPECT_LE(program->tried_pairs, 2 * static_cast<std::int64_t>(program->attend_items.size()));
+  }
+}
+
 std::int64_t evaluated_routes(const Problem& p) {
   std::vector<Shard> shards;
   for (int rank = 0; rank < p.ranks; ++rank) shards.push_back(make_shard(p.sharding_q, p.tokens_q, p.ranks, rank));

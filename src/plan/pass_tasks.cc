@@ -19,13 +19,29 @@ std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries
     for (const Entry& entry : entries) positions.push_back(entry.box.positions);
     return positions;
   };
+  // Of those near a slice's rows, the ones that hold some of them: most hold other batch items, or rows beside these.
+  std::vector<std::size_t> met_queries, met_keys;
+  const auto meet = [](std::span<const Entry> entries, const std::vector<std::size_t>& near, const Slice& slice,
+                       const Progression& rows, std::vector<std::size_t>& met) {
+    met.clear();
+    for (const std::size_t index : near) {
+      const Box& box = entries[index].box;
+      if (box.positions.last() < rows.first || rows.last() < box.positions.first) continue;
+      if (box.batch_first + box.batch_count <= slice.batch_first) continue;
+      if (slice.batch_first + slice.batch_count <= box.batch_first) continue;
+      met.push_back(index);
+    }
+  };
   Pieces of_queries(positions_of(queries)), of_keys(positions_of(keys));
   for_each_slice_between(lowering(), of_queries.hulls(), of_keys.hulls(), true, heads,
                          [&](const Slice& slice, const Hull& q, const Hull& k) {
-                           ++builder_.program().visited_slices;
-                           const std::vector<std::size_t>& near_q = of_queries.near(q, slice.q);
-                           for (const std::size_t key : of_keys.near(k, slice.k)) {
-                             for (const std::size_t query : near_q) add_items(slice, queries[query], keys[key], items);
+                           Program& program = builder_.program();
+                           ++program.visited_slices;
+                           meet(queries, of_queries.near(q, slice.q), slice, slice.q, met_queries);
+                           meet(keys, of_keys.near(k, slice.k), slice, slice.k, met_keys);
+                           program.tried_pairs += std::ssize(met_queries) * std::ssize(met_keys);
+                           for (const std::size_t key : met_keys) {
+                             for (const std::size_t query : met_queries) add_items(slice, queries[query], keys[key], items);
                            }
                          });
   return items;
@@ -33,9 +49,6 @@ std::vector<AttendItem> PassBuilder::attend_items(std::span<const Entry> queries
 
 // The pairs of a slice that are between two entries.
 void PassBuilder::add_items(const Slice& found, const Entry& query, const Entry& key, std::vector<AttendItem>& items) const {
-  // Most entries have nothing to do with a slice, which shows at a glance.
-  const auto apart = [](const Progression& a, const Progression& b) { return a.last() < b.first || b.last() < a.first; };
-  if (apart(found.k, key.box.positions) || apart(found.q, query.box.positions)) return;
   const std::int64_t group = problem().group();
   const Progression& kv_heads = key.box.heads;
   if (kv_heads.count == 1 && clip(found.heads, kv_heads.first * group, (kv_heads.first + 1) * group).empty()) return;

@@ -215,6 +215,7 @@ struct Program {
   std::int64_t excess_rows = 0;
   std::int64_t visited_slices = 0;  // by the lowering, while this program was planned (ring routes not counted)
   std::int64_t joined_shards = 0;   // into the rows that a rank gathers, while this program was planned
+  std::int64_t tried_pairs = 0;     // of rows of queries and of keys that may share a slice, while this program was planned
 };
 
 // What it keeps in memory.
