@@ -6,7 +6,7 @@
 //   causal          j - i <= diagonal
 //   window(l, r)    diagonal - l <= j - i <= diagonal + r          (-1 = unlimited on that side)
 //   prefix(p)       j - k0 < p, or causal
-//   blocks          lists of rectangles, in frame-relative positions
+//   blocks          lists of rectangles, in frame-relative positions; no pair in two of them
 //   dilated         query i stands at i' = i + diagonal; i attends j in branch (w, r) when, with positions taken
 //                   relative to k0, floor(i'/w) = floor(j/w) and i' mod w = j mod w = s (mod r), s the residue of the head;
 //                   the branches are summed (a key seen by two branches counts twice)

@@ -87,14 +87,15 @@ typedef struct ringspan_communicator {
 
 /* ---- Conventions of the functions below --------------------------------------------------------------------------------
  *
- * They return an enum ringspan_status; the text of the calling thread's latest failure is ringspan_last_error(). In structs
- * zero (NULL) means the default, so a struct is zeroed, its struct_size set and the rest filled in as needed. Handles are made
- * by a create function and given back by its destroy function, which accepts NULL. A handle is used by one thread at a time;
- * making and destroying different ones at the same time is fine. */
+ * They return an enum ringspan_status; where one failed, ringspan_last_error() is the text until the calling thread calls the
+ * next: one that succeeds clears it, ringspan_comm_abort too. The destroy functions leave it. In structs zero (NULL) means the
+ * default, so a struct is zeroed, its struct_size set and the rest filled in as needed. Handles are made by a create function
+ * and given back by its destroy function, which accepts NULL. A handle is used by one thread at a time; making and destroying
+ * different ones at the same time is fine. */
 
 /* "0.1.0", of the library that was linked. */
 const char* ringspan_version(void);
-/* Valid until the calling thread's next call of a function of this header; "" when nothing has failed. */
+/* Of the calling thread's latest call that has a status, "" where it succeeded; valid until the next one. */
 const char* ringspan_last_error(void);
 
 /* ---- Problem, options (see ringspan/problem.h, ringspan/plan.h) ---------------------------------------------------------- */
