@@ -14,6 +14,7 @@
 #include <filesystem>
 #include <fstream>
 #include <iterator>
+#include <limits>
 #include <mutex>
 #include <nlohmann/json.hpp>
 #include <optional>
@@ -60,9 +61,13 @@ std::optional<ordered_json> read_json(const std::string& path) {
 
 std::int64_t integer_at(const ordered_json& object, const char* name) {
   const ordered_json& value = object.at(name);
-  if (value.is_number_integer()) return value.get<std::int64_t>();  // get() would round
-  throw InvalidArgument(fmt::format("{} must be a whole number, not {}", name,
-                                    value.is_number() ? fmt::format("{}", value.get<double>()) : value.type_name()));
+  // get() would round, and wrap what is beyond 64 bits with a sign.
+  constexpr std::uint64_t kMost = std::numeric_limits<std::int64_t>::max();
+  if (value.is_number_unsigned() ? value.get<std::uint64_t>() <= kMost : value.is_number_integer())
+    return value.get<std::int64_t>();
+  throw InvalidArgument(fmt::format("{} must be a whole number{}, not {}", name,
+                                    value.is_number_integer() ? fmt::format(" of at most {}", kMost) : "",
+                                    value.is_number() ? value.dump() : value.type_name()));
 }
 
 const ordered_json& list_at(const ordered_json& object, const char* name) {

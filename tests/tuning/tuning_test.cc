@@ -256,6 +256,8 @@ TEST_F(TuneFile, WhatIsBrokenIsRefusedByName) {
   says(with("\"tile_keys\": 128", "\"tile_keys\": 128.7"), "tile_keys must be a whole number, not 128.7");
   says(with("\"head_dim\": 64", "\"head_dim\": 64.9"), "head_dim must be a whole number, not 64.9");
   says(with("\"schema\": 1", "\"schema\": 1.9"), "schema must be a whole number, not 1.9");
+  says(with("\"schema\": 1", "\"schema\": 18446744073709551615"),
+       "schema must be a whole number of at most 9223372036854775807, not 18446744073709551615");
   says("{\"schema\": 1, \"machines\": null}", "machines must be a list, not null");
   says("{\"schema\": 1, \"machines\": {}}", "machines must be a list, not object");
   says(good.substr(0, good.find("\"entries\"")) + "\"entries\": null}]}", "entries must be a list, not null");
