@@ -35,7 +35,7 @@ constexpr Command kCommands[] = {
     {"tune", "measure tiles and buckets on this machine, and keep what is faster", setup_tune, true},
 };
 
-constexpr const char* kFooter = R"(examples
+constexpr const char* kExamples = R"(examples
   ringspan inspect qkv.safetensors
   ringspan run --input qkv.safetensors --output out.safetensors --ranks 4 --pattern causal --verify
   ringspan plan --tokens 1000000 --ranks 64 --pattern "dilated:2048x1,4096x2,8192x4"
@@ -165,7 +165,7 @@ int main_body(int argc, char** argv) {
       if (flag) option->multi_option_policy(CLI::MultiOptionPolicy::Throw);  // as for options with a value
     }
   }
-  app.footer(kFooter);  // after the commands, which inherit all that is there
+  app.footer(kExamples);  // after the commands, which inherit all that is there
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {

@@ -22,7 +22,7 @@
 namespace ringspan::cli {
 namespace {
 
-constexpr const char* kFooter = R"(examples
+constexpr const char* kPlanFooter = R"(examples
   memory, traffic and the rejected strategies for LongNet over 1,024 ranks
     ringspan plan --tokens 1000000000 --ranks 1024 --pattern dilated:2048x1,4096x2,8192x4
   the shapes of a file, a ring under a budget, as rank 3 sees it
@@ -116,7 +116,7 @@ int run(const CLI::App& app, PlanCommandOptions& options) {
 
 Body setup_plan(CLI::App& app) {
   auto options = std::make_shared<PlanCommandOptions>();
-  app.footer(kFooter);
+  app.footer(kPlanFooter);
   CLI::Option* rank = add_parsed(app, "--rank", "N|all", "whose plan (default 0); all: a table of what every rank takes",
                                  [options](const std::string& text) { options->rank = parse_rank(text); });
   add_parsed(app, "--device", "cpu|cuda", "what the rank computes on, whose memory is booked (default cpu)",

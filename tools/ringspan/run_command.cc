@@ -24,7 +24,7 @@
 namespace ringspan::cli {
 namespace {
 
-constexpr const char* kFooter = R"(The input holds q, k, v as (batch, tokens, heads, head_dim), and may hold cu_seqlens (or
+constexpr const char* kRunFooter = R"(The input holds q, k, v as (batch, tokens, heads, head_dim), and may hold cu_seqlens (or
 cu_seqlens_q and cu_seqlens_k), sinks and alibi_slopes. The output holds o and lse, and with --grad
 dq, dk, dv (and dsinks); it appears when all of it is there.
 
@@ -252,7 +252,7 @@ class Run {
 
 Body setup_run(CLI::App& app) {
   auto options = std::make_shared<RunOptions>();
-  app.footer(kFooter);
+  app.footer(kRunFooter);
   app.add_option("--input", options->input, "safetensors file with q, k, v")->type_name("FILE")->required();
   app.add_option("--output", options->output, "safetensors file for the results")->type_name("FILE")->required();
   CLI::Option* gradient =

@@ -4,7 +4,6 @@
 #include <CLI/App.hpp>
 #include <algorithm>
 #include <array>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -26,8 +25,6 @@ constexpr std::array<std::int64_t, 7> kSizes{1, 7, 64, 4'095, 65'537, 1 << 20, 3
 constexpr int kPings = 200;
 constexpr int kStreamed = 8;  // messages of a bandwidth measurement
 constexpr std::int64_t kStreamedBytes = 4 << 20;
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 // What ranks leave in shared memory: for each pair (a < b) what a measured.
 struct Pair {

@@ -4,7 +4,6 @@
 
 #include <CLI/App.hpp>
 #include <algorithm>
-#include <chrono>
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
@@ -76,8 +75,6 @@ nlohmann::ordered_json to_json(const std::string& line, const Verification& veri
   if (!verification.ranks_without_keys.empty()) json["ranks_without_keys"] = verification.ranks_without_keys;
   return json;
 }
-
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 int verify_given(const VerifyOptions& options) {
   nlohmann::ordered_json results = nlohmann::ordered_json::array();

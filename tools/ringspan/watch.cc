@@ -103,9 +103,9 @@ void print_line(const std::string& text) {
   print_stderr("\r\033[K" + text.substr(0, is_known ? size.ws_col - 1U : text.size()));
 }
 
-double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
-
 }  // namespace
+
+double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
 
 void catch_interrupts() {
   share_flags();

@@ -52,6 +52,9 @@ class EndAtSignal {
   EndAtSignal& operator=(const EndAtSignal&) = delete;
 };
 
+// Seconds of a clock that never goes back.
+double now();
+
 // One line on a terminal, rewritten in place; does nothing where standard error is no terminal, or a dumb one.
 class ProgressLine {
  public:
