@@ -12,16 +12,18 @@ import threading
 from pathlib import Path
 
 
-def describe_machine():
-    model = platform.processor()
+def cpu_model():
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        model = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
     except (OSError, StopIteration):
-        pass
+        return platform.processor()
+
+
+def describe_machine():
     import torch
 
-    return {"cpu": model, "cores": os.cpu_count(), "torch": torch.__version__,
+    return {"cpu": cpu_model(), "cores": os.cpu_count(), "torch": torch.__version__,
             "torch_isa": torch.backends.cpu.get_cpu_capability(), "load": os.getloadavg()[0]}
 
 

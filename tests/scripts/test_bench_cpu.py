@@ -59,6 +59,12 @@ class Refused(InFolder):
                 self.assertEqual(done.returncode, 2, done.stderr)
                 self.assert_refused(done, words[0])
 
+    def test_what_the_program_says_where_it_fails(self):
+        program = self.program(self.folder / "ringspan", 'echo "ranks differ from one rank" >&2; exit 3')
+        done = self.python(ROOT / "bench/ranks/run", "--program", program, "--json", "x.json")
+        self.assert_refused(done, "--pattern causal", "failed (3)", "ranks differ from one rank")
+        self.assertFalse((self.folder / "x.json").exists())
+
     def test_a_picture_needs_peaks(self):
         report = {"machine": {}, "peaks": {}, "clock": "wall", "cases": []}
         (self.folder / "without.json").write_text(json.dumps(report), encoding="utf-8")
