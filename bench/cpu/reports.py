@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 OF_COMPARE = ("machine", "peaks", "clock", "cases")  # of every JSON of bench/cpu/compare
+OF_PEERS = ("date", "machine", "revision", "versions")  # of every JSON of bench/peers/run
 OF_RANKS = ("speed_up", "one_core", "buckets")  # of bench/ranks/run
 
 

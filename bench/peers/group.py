@@ -1,5 +1,6 @@
 """The ranks of one peer as processes, each command with a time limit: a hang, a crash or an error is an answer, not the end."""
 
+import atexit
 import multiprocessing
 import multiprocessing.connection
 import signal
@@ -13,11 +14,11 @@ _context.set_forkserver_preload(["torch", "torch.distributed", "oracle"])  # loa
 
 
 class Failure(Exception):
-    """kind: "error", "not offered", "crash" or "hang"; replies: what each rank said, None where nothing."""
+    """kind: "error", "not offered", "crash" or "hang"."""
 
-    def __init__(self, kind, text, replies=()):
+    def __init__(self, kind, text):
         super().__init__(text)
-        self.kind, self.replies = kind, list(replies)
+        self.kind = kind
 
 
 def free_port():
@@ -35,6 +36,7 @@ class Group:
         environment = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "GLOO_SOCKET_IFNAME": "lo", "RINGSPAN_TUNE_FILE": ""}
         port = free_port()
         self.processes, self.connections = [], []
+        atexit.register(self.end)  # in whatever way the program ends, before multiprocessing waits there for its processes
         for rank in range(case.ranks):
             setting = {"peer": peer, "case": case.to_json(), "rank": rank, "ranks": case.ranks, "port": port, "timeout": timeout,
                        "oracle": str(oracle), "paths": paths or {}, "environment": environment}  # fmt: skip
@@ -54,6 +56,7 @@ class Group:
 
     def end(self):
         self.alive = False
+        atexit.unregister(self.end)
         for process in self.processes:
             process.kill()  # also when stopped
         for process, connection in zip(self.processes, self.connections):
@@ -109,10 +112,10 @@ class Group:
         if not consistent:
             self.end()
         if not kinds:
-            raise Failure("hang", f"no answer from rank {', '.join(map(str, sorted(missing)))} in {limit:.0f} s", replies)
+            raise Failure("hang", f"no answer from rank {', '.join(map(str, sorted(missing)))} in {limit:.0f} s")
         first = next((rank for rank, kind in kinds.items() if kind == "crash"), next(iter(kinds)))  # the others' errors follow from it
         others = f" (rank {', '.join(map(str, sorted(missing)))} went on waiting)" if missing else ""
-        raise Failure(kinds[first], texts[first] + others, replies)
+        raise Failure(kinds[first], texts[first] + others)
 
     def last_words(self):
         lines = [line for line in self.log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]

@@ -47,7 +47,7 @@ class Notes:
         return "\n".join(f"- [{i}] `{text}`" for i, text in enumerate(self.texts, 1))
 
 
-KINDS = {"error": "refuses", "crash": "crashes", "hang": "hangs", "not offered": "not offered", "not run": "not run"}
+KINDS = {"error": "refuses", "crash": "crashes", "hang": "hangs", "not offered": "not offered"}
 
 
 def failure(reply, notes):
