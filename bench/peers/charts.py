@@ -9,7 +9,7 @@ import matplotlib.pyplot as plt  # noqa: E402
 from matplotlib.lines import Line2D  # noqa: E402
 from matplotlib.patches import Patch  # noqa: E402
 
-from cases import TIMED, wrong  # noqa: E402
+from cases import BOUNDS, TIMED, wrong  # noqa: E402
 from peers import PEERS  # noqa: E402
 
 OURS, THEIRS, LIGHT, WRONG = "#1b6ca8", "#6b7280", 0.45, "#c2410c"
@@ -75,6 +75,7 @@ def errors(results, path):
     """Per peer the largest error of each of o, dq, dk, dv relative to the largest true value, over its float32 cases."""
     names = ("o", "dq", "dk", "dv")
     marks = dict(zip(names, "os^D"))
+    bound = BOUNDS["float32"]
     figure, axis = plt.subplots(figsize=(9, 4.6), layout="constrained")
     shown = [peer for peer in PEERS.values() if any("errors" in seen["forward"] for seen in results["times"].get(peer.name, {}).values())]
     for row, peer in enumerate(shown):
@@ -86,11 +87,12 @@ def errors(results, path):
             for tensor, error in reply.get("errors", {}).items():
                 worst[tensor] = max(worst.get(tensor, 0.0), error / reply["largest"][tensor])
         for i, (tensor, error) in enumerate(worst.items()):
-            axis.plot(error, row + (i - 1.5) * 0.17, marks[tensor], color=WRONG if error > 1e-3 else OURS if peer.package == "ringspan" else THEIRS, markersize=6)
-    axis.axvspan(1e-3, axis.get_xlim()[1] * 10, color=WRONG, alpha=0.06)
+            colour = WRONG if error > bound else OURS if peer.package == "ringspan" else THEIRS
+            axis.plot(error, row + (i - 1.5) * 0.17, marks[tensor], color=colour, markersize=6)
+    axis.axvspan(bound, 1e5, color=WRONG, alpha=0.06)
     axis.set_xscale("log")
-    axis.set_xlim(1e-7, 1e4)
-    axis.text(1.3e-3, len(shown) - 0.55, "wrong", color=WRONG, fontsize=8)
+    axis.set_xlim(1e-7, 1e5)
+    axis.text(1.3 * bound, len(shown) - 0.55, "wrong", color=WRONG, fontsize=8)
     axis.set_yticks(range(len(shown)), [peer.title for peer in shown], fontsize=8)
     axis.set_ylim(len(shown) - 0.4, -0.6)
     axis.grid(axis="x", alpha=0.25)

@@ -38,6 +38,29 @@ def test_an_error_beyond_rounding_is_marked(tables):
     assert f"0.50 {tables.MARK}" in tables.errors(dict(results, checks={}))
 
 
+def test_errors_are_judged_by_the_largest_true_value(tables):
+    case = tables.TIMED["1-full-4096"]
+    for largest in (0.01, 1.0, 100.0):
+        for share, bad in ((0.9e-4, []), (1.1e-4, ["dk"]), (float("nan"), ["dk"])):
+            reply = {"errors": {"o": 0.0, "dk": share * largest}, "largest": {"o": largest, "dk": largest}}
+            assert [name for name, _ in tables.wrong(case, reply)] == bad, (largest, share)
+
+
 def test_a_page_without_a_block_is_refused(tables):
     with pytest.raises(ValueError, match="no block"):
         tables.fill("nothing here", newest())
+
+
+def test_no_error_lies_outside_the_picture(tables, tmp_path, monkeypatch):
+    pytest.importorskip("matplotlib")
+    import charts
+
+    monkeypatch.setattr(charts.plt, "close", lambda _: None)
+    charts.errors(newest(), tmp_path / "errors.png")
+    (axis,) = charts.plt.gcf().axes
+    monkeypatch.undo()
+    charts.plt.close()
+    low, high = axis.get_xlim()
+    points = [x for line in axis.lines for x in line.get_xdata()]
+    assert len(points) > 20
+    assert low < min(points) and max(points) < high

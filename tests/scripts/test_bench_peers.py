@@ -1,4 +1,4 @@
-"""bench/peers/run without PyTorch, peers or measuring: what is refused first, what stays of results, and
+"""bench/peers without PyTorch, peers or measuring: what is refused first, what stays of results, and
 that no rank outlives it."""
 
 import contextlib
@@ -128,6 +128,30 @@ class Made:
 
     def end(self):
         self.alive = False
+
+
+class Report(InFolder):
+    def setUp(self):
+        super().setUp()
+        self.results = max((ROOT / "bench/results").glob("*-peers.json")).relative_to(ROOT)
+        programs = [f"bench/peers/{name}" for name in ("report", "tables.py", "cases.py", "peers.py")]
+        self.report = self.tree(*programs, "bench/cpu/reports.py", "docs/comparison.md", self.results) / "bench/peers/report"
+        self.page = self.folder / "tree/docs/comparison.md"
+
+    def test_the_page_is_renamed_into_its_place(self):
+        whole = self.page.read_text(encoding="utf-8")
+        self.page.write_text(whole.replace("| torch SDPA |", "| another |"), encoding="utf-8")
+        os.link(self.page, self.folder / "earlier.md")
+        done = self.call(self.report)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(self.page.read_text(encoding="utf-8"), whole)
+        self.assertIn("| another |", (self.folder / "earlier.md").read_text(encoding="utf-8"))
+
+    def test_files_that_are_of_something_else(self):
+        (self.folder / "part.json").write_text(json.dumps(KEPT), encoding="utf-8")
+        for name, *texts in (("absent.json", "No such file"), ("part.json", "times", "faults", "bench/peers/run")):
+            with self.subTest(name):
+                self.assert_refused(self.call(self.report, name), name, *texts)
 
 
 class Python(InFolder):
