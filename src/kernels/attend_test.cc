@@ -4,6 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
 #include <tuple>
 
 #include "kernels/attend_harness.h"
@@ -109,6 +112,20 @@ TEST_P(AttendTest, VisibleNanShowsInItsRowsOnly) {
     EXPECT_EQ(std::isnan(world.acc.get(0, row, 0, 5)), row >= 30) << row;
     EXPECT_FALSE(std::isnan(world.acc.get(0, row, 0, 4))) << row;
     EXPECT_TRUE(std::isfinite(world.l.get(0, row, 0, 0))) << row;
+  }
+}
+
+// Also where only its last bit tells it from an infinity, or rounding would carry into its sign.
+TEST_P(AttendTest, VisibleNanOfAnyBitsShows) {
+  const std::uint32_t infinity = dtype() == DType::float32 ? 0x7f800000 : dtype() == DType::bfloat16 ? 0x7f80 : 0x7c00;
+  const std::uint32_t ones = dtype() == DType::float32 ? 0x7fffffff : 0x7fff;
+  for (const std::uint32_t bits : {infinity + 1, ones, ones + 1 + infinity + 1, ones + 1 + ones}) {
+    World world(spec(70, 70, 16));
+    std::memcpy(static_cast<std::byte*>(world.v.at(0, 30, 0)) + 5 * size_of(dtype()), &bits,
+                static_cast<std::size_t>(size_of(dtype())));
+    run_kernel(kernel(), world, {world.whole(-kUnbounded, 0)});
+    for (std::int64_t row = 0; row < 70; ++row)
+      EXPECT_EQ(std::isnan(world.acc.get(0, row, 0, 5)), row >= 30) << std::hex << bits << std::dec << ", row " << row;
   }
 }
 
