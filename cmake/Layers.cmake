@@ -11,6 +11,8 @@ include_guard(GLOBAL)
 
 # Not core under ThreadSanitizer: pure functions.
 set(RINGSPAN_TESTS_WITHOUT_THREADS "^(pattern|lowering|plan|oracle|random_problem|io|verify_words|verification|kernels_property)_")
+# Not compiled as one with RINGSPAN_UNITY: their files have helpers of the same names.
+set(RINGSPAN_TESTS_APART "^(cuda|oracle|device_fused)_test$")
 set(RINGSPAN_TEST_KINDS property parity gradient faults conformance errors)
 
 add_library(ringspan_options INTERFACE)
@@ -166,6 +168,9 @@ function(ringspan_test name)
   list(REMOVE_DUPLICATES arg_OBJECTS)
   list(REMOVE_DUPLICATES arg_LINK)
   add_executable(${name} ${arg_SOURCES} ${arg_OBJECTS})
+  if(NOT name MATCHES "${RINGSPAN_TESTS_APART}")
+    set_target_properties(${name} PROPERTIES UNITY_BUILD ${RINGSPAN_UNITY} UNITY_BUILD_BATCH_SIZE 8)
+  endif()
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
   target_link_libraries(${name} PRIVATE ringspan_options fmt::fmt Threads::Threads GTest::gtest_main GTest::gmock
                         rapidcheck ${arg_LINK} ringspan_test_options)

@@ -15,8 +15,8 @@ namespace {
 
 using internal::RankCost;
 using internal::RankCosts;
-using testing::HasSubstr;
-using testing::Not;
+using ::testing::HasSubstr;
+using ::testing::Not;
 
 Problem make_problem(int ranks = 5) {
   Problem p;

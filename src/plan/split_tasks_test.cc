@@ -22,16 +22,16 @@ Problem longnet(std::int64_t tokens, int heads, int kv_heads, const char* patter
   return p;
 }
 
-struct Counts {
+struct SplitCounts {
   std::int64_t forward = 0, backward = 0;  // launches
   std::int64_t tasks = 0;                  // of attend
   bool sums = false, state = false;        // whether the arena has float32 sums, or m and l
 };
 
-Counts counts_of(const Problem& p, PlanOptions options = {}) {
+SplitCounts split_counts_of(const Problem& p, PlanOptions options = {}) {
   options.device = DeviceKind::cuda;
   const Plan plan = make_plan(p, options, 0);
-  Counts counts;
+  SplitCounts counts;
   internal::for_launches(plan.data().forward, [&](const internal::Launch& launch) {
     ++counts.forward;
     if (launch.kind == LaunchKind::attend) counts.tasks += launch.count;
@@ -47,7 +47,7 @@ Counts counts_of(const Problem& p, PlanOptions options = {}) {
 // One launch, and backward delta, dq, and dk with dv: nobody fills, and no state or sum goes through memory.
 TEST(SplitTasks, OverlappingBranchesTakeOneLaunch) {
   for (const auto& [heads, kv_heads] : {std::pair{8, 8}, {8, 2}, {16, 8}}) {
-    const Counts counts = counts_of(longnet(8192, heads, kv_heads));
+    const SplitCounts counts = split_counts_of(longnet(8192, heads, kv_heads));
     EXPECT_EQ(counts.forward, 1);
     EXPECT_EQ(counts.backward, 3);
     EXPECT_FALSE(counts.sums);
@@ -84,7 +84,8 @@ TEST(SplitTasks, PiecesAreThePattern) {
 }
 
 TEST(SplitTasks, NotWhereBlocksWouldBeEmpty) {
-  const Counts counts = counts_of(longnet(4096, 8, 8, "dilated:128x1,512x4"));  // a block of 128 rows would become three
+  const SplitCounts counts =
+      split_counts_of(longnet(4096, 8, 8, "dilated:128x1,512x4"));  // a block of 128 rows would become three
   EXPECT_GT(counts.forward, 1);
   EXPECT_TRUE(counts.state);
 }
@@ -92,13 +93,13 @@ TEST(SplitTasks, NotWhereBlocksWouldBeEmpty) {
 TEST(SplitTasks, NotForCallsOfALibrary) {
   PlanOptions options;
   options.partials = Partials::storage;
-  EXPECT_EQ(counts_of(longnet(8192, 8, 8), options).tasks, 4 + 2 * 2 + 4);
+  EXPECT_EQ(split_counts_of(longnet(8192, 8, 8), options).tasks, 4 + 2 * 2 + 4);
 }
 
 TEST(SplitTasks, NotWhatHasNothingToCut) {
   for (const char* pattern : {"causal", "window:100,0 & causal"})
-    EXPECT_EQ(counts_of(longnet(8192, 8, 8, pattern)).tasks, 1) << pattern;
-  EXPECT_EQ(counts_of(longnet(8192, 8, 8, "dilated:2048x2")).tasks, 4 * 2);
+    EXPECT_EQ(split_counts_of(longnet(8192, 8, 8, pattern)).tasks, 1) << pattern;
+  EXPECT_EQ(split_counts_of(longnet(8192, 8, 8, "dilated:2048x2")).tasks, 4 * 2);
 }
 
 }  // namespace
