@@ -21,6 +21,9 @@ target_include_directories(ringspan_options INTERFACE $<BUILD_INTERFACE:${PROJEC
 # The same bits on machines with and without fused multiply-adds; kernels ask for them by name (src/kernels).
 target_compile_options(ringspan_options INTERFACE -Wall -Wextra -Wshadow $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor>
                        -ffp-contract=off)
+if(RINGSPAN_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # it takes a file that another one includes for a header
+  target_compile_options(ringspan_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
+endif()
 if(RINGSPAN_SANITIZE)
   target_compile_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE})

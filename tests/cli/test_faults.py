@@ -123,6 +123,18 @@ class Faults(ProgramTest):
         self.assertEqual(bench.communicate(timeout=30), ("", "ringspan: error: interrupted\n"))
         self.assertEqual(bench.returncode, INTERRUPTED)
 
+    def assert_interrupted(self, command, timeout):
+        """A command that takes minutes ends soon after Ctrl-C, and says nothing else."""
+        process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.addCleanup(process.kill)
+        while not catches_interrupts(process):
+            time.sleep(0.01)
+        time.sleep(2)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=timeout)
+        self.assertEqual((process.returncode, out, err), (INTERRUPTED, "", "ringspan: error: interrupted\n"), command)
+        self.assertEqual(os.listdir(self.results), [])
+
     def test_interrupt_while_many_ranks_are_planned(self):
         many = ["--ranks", "1500", "--sharding", "zigzag", "--pattern", "causal"]  # takes minutes
         for command in (
@@ -133,27 +145,12 @@ class Faults(ProgramTest):
             ["plan", "--tokens", "8192", "--heads", "1", *many, "--rank", "all"],
             ["verify", "nq=8192 h=1 d=16 p=1500 pattern=causal shard_q=zigzag shard_k=zigzag strategy=ring"],
         ):
-            process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            self.addCleanup(process.kill)
-            while not catches_interrupts(process):
-                time.sleep(0.01)
-            time.sleep(2)
-            process.send_signal(signal.SIGINT)
-            out, err = process.communicate(timeout=60)
-            self.assertEqual((process.returncode, out, err), (INTERRUPTED, "", "ringspan: error: interrupted\n"), command)
-            self.assertEqual(os.listdir(self.results), [])
+            self.assert_interrupted(command, timeout=60)
 
     def test_interrupt_while_numbers_are_drawn(self):
         for command in (["verify", "nq=2000000 h=8 d=64 dtype=bf16 pattern=window:1,0"],
                         ["bench", "--tokens", "2000000", "--dtype", "bf16", "--pattern", "window:1,0"]):  # fmt: skip
-            process = subprocess.Popen([PROGRAM, *command], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-            self.addCleanup(process.kill)
-            while not catches_interrupts(process):
-                time.sleep(0.01)
-            time.sleep(2)
-            process.send_signal(signal.SIGINT)
-            self.assertEqual(process.communicate(timeout=30), ("", "ringspan: error: interrupted\n"))  # all of it takes minutes
-            self.assertEqual(process.returncode, INTERRUPTED)
+            self.assert_interrupted(command, timeout=30)
 
     def test_a_second_interrupt_ends_at_once_and_cleans_up(self):
         process = self.start()

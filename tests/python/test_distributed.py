@@ -15,6 +15,7 @@ from reference import assert_close, mask_of
 from reference import attention as dense
 from worlds import run_ranks
 
+import ringspan
 import ringspan.torch as rt
 from ringspan import CommError
 from ringspan.torch import _collectives, _transport
@@ -437,8 +438,6 @@ def test_many_shapes():
 
 def _outside(rank, ranks):
     """A sub-group where it is passed by a rank outside of it."""
-    import ringspan
-
     group = dist.new_group([0, 1])
     sharding = rt.Sharding("zigzag", tokens=61, ranks=2)
     if rank < 2:
