@@ -21,34 +21,50 @@ struct Dot {
     ~Session() {}
   };
 
-  // sum[r][v] += row r of left x panel v of right.
-  template <typename Products, int kRowCount, int kPanelCount>
-  RINGSPAN_INLINE static void add_products(const Left& left, const Right& right, int depth,
-                                           Reg (&sum)[kRowCount][kPanelCount]) {
-    for (int product = 0; product < Products::kCount; ++product) {
-      const Word* a = left.data + Products::kLeft[product] * left.plane;
-      const Word* b = right.data + Products::kRight[product] * right.plane;
-      for (int k = 0; k < depth; k += 2, a += 2, b += kChunk) {
-        __m512i column[kPanelCount];
-        RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) column[v] = _mm512_loadu_si512(b + v * right.panel);
-        RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
-          const __m512i row = _mm512_castps_si512(_mm512_set1_ps(*reinterpret_cast<const PairBits*>(a + r * left.stride)));
-          RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) sum[r][v] =
-              _mm512_dpbf16_ps(sum[r][v], (__m512bh)row, (__m512bh)column[v]);
-        }
+  // sum[n][r][v] += row r of left n x panel v of right n. Products beside each other where the sums of one are few: a dot
+  // product takes six cycles, two at a time.
+  template <int kCount, int kRowCount, int kPanelCount>
+  RINGSPAN_INLINE static void add_products(const Left (&left)[kCount], const Right (&right)[kCount], const int (&depth)[kCount],
+                                           Reg (&sum)[kCount][kRowCount][kPanelCount]) {
+    constexpr int kGroup = 3, kGroups = (kRowCount + kGroup - 1) / kGroup;  // rows that addresses of one stride reach
+    const Word *a[kCount][kGroups], *b[kCount];
+    int both = depth[0];
+    RINGSPAN_UNROLL for (int n = 0; n < kCount; ++n) {
+      RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) a[n][g] = left[n].data + g * kGroup * left[n].stride;
+      b[n] = right[n].data;
+      both = at_most(both, depth[n]);
+    }
+    const auto step = [&](int n) __attribute__((always_inline)) {
+      __m512i column[kPanelCount];
+      RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) column[v] = _mm512_loadu_si512(b[n] + v * right[n].panel);
+      RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
+        const Word* element = a[n][r / kGroup] + r % kGroup * left[n].stride;
+        const __m512i row = _mm512_castps_si512(_mm512_set1_ps(*reinterpret_cast<const PairBits*>(element)));
+        RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) sum[n][r][v] =
+            _mm512_dpbf16_ps(sum[n][r][v], (__m512bh)row, (__m512bh)column[v]);
       }
+      RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) a[n][g] += 2;
+      b[n] += kChunk;
+    };
+    for (int k = 0; k < both; k += 2) {
+      RINGSPAN_UNROLL for (int n = 0; n < kCount; ++n) step(n);
+    }
+    RINGSPAN_UNROLL for (int n = 0; n < kCount; ++n) {
+      for (int k = both; k < depth[n]; k += 2) step(n);
     }
   }
 
   template <typename Products, int kRowCount, int kPanelCount>
   RINGSPAN_INLINE static void vectors(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
                                       bool add, float* tops) {
-    Reg sum[kRowCount][kPanelCount];
+    static_assert(Products::kCount == 1);
+    Reg sums[1][kRowCount][kPanelCount];
+    auto& sum = sums[0];
     RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
       RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) sum[r][v] =
           add ? Isa::load(c + r * c_stride + v * kWidth) : Isa::zero();
     }
-    add_products<Products>(left, right, depth, sum);
+    add_products<1>({left}, {right}, {depth}, sums);
     if (tops != nullptr) {
       RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
         Reg top = Isa::load(tops + r * kWidth);

@@ -33,24 +33,29 @@ RINGSPAN_INLINE void in_turns(int count, const Function& function) {
 
 // ---- elementary functions ----------------------------------------------------------------------------------------------
 
-// 2^x for x <= 127, over a fraction() whose integer part ldexp() takes: a polynomial of it on [0, 1), of the least relative
-// error: 9e-5 or 1e-7 of degree 3 or 5. Exactly 1 at 0, exactly 0 below -126 (and at -inf), NaN at NaN. Were the
-// probabilities below that denormal numbers, every product with one of them would take a hundred times as long.
+// 2^f for a fraction f() of x, on [0, 1): a polynomial of the least relative error: 9e-5 or 1e-7 of degree 3 or 5. Exactly 1 at
+// 0.
 template <typename Set = Isa, int kDegree = 5>
-RINGSPAN_INLINE Reg exp2_of(Reg x) {
+RINGSPAN_INLINE Reg exp2_of_fraction(Reg f) {
   constexpr float kThird[] = {7.7067041997E-2F, 2.2764499120E-1F, 6.9511678642E-1F};
   constexpr float kFifth[] = {1.8671301659E-3F, 9.0170297764E-3F, 5.5799912661E-2F, 2.4016444385E-1F, 6.9315129519E-1F};
   const auto of = [&](const auto& coefficients) {
-    const Reg f = Set::fraction(x);
     Reg p = Set::set1(coefficients[0]);
     RINGSPAN_UNROLL for (int i = 1; i < kDegree; ++i) p = Set::fma(p, f, Set::set1(coefficients[i]));
-    return Set::ldexp(Set::fma(p, f, Set::set1(1.0F)), x);
+    return Set::fma(p, f, Set::set1(1.0F));
   };
   if constexpr (kDegree == 3) {
     return of(kThird);
   } else {
     return of(kFifth);
   }
+}
+
+// 2^x for x <= 127; ldexp() takes the integer part. Exactly 1 at 0, exactly 0 below -126 (and at -inf), NaN at NaN. Were the
+// probabilities below that denormal numbers, every product with one of them would take a hundred times as long.
+template <typename Set = Isa, int kDegree = 5>
+RINGSPAN_INLINE Reg exp2_of(Reg x) {
+  return Set::ldexp(exp2_of_fraction<Set, kDegree>(Set::fraction(x)), x);
 }
 
 // e^x for x <= 88; relative error 1e-7; exactly 1 at 0, exactly 0 below -87.7 (and at -inf), NaN at NaN.

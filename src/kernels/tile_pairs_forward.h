@@ -121,12 +121,59 @@ RINGSPAN_INLINE Reg origin_of(float* s, int count, std::int64_t stride, float sc
   return origin_of(m, [&](Reg origin) { return subtract_large(s, count, stride, scale, m, origin); });
 }
 
+// use(c, p) of p = 2^exponent(c), kRun vectors, for c = first, first + kRun, ... of [first, last) in vectors; fewer than two
+// runs are left out. Returns where it ended. Step by step beside the runs before and after: each step waits for the one before,
+// and of runs that follow each other a processor looks ahead to few.
+constexpr int kRun = 4;
+template <typename Exponent, typename Use>
+RINGSPAN_INLINE int exp2_in_runs(int first, int last, const Exponent& exponent, const Use& use) {
+  if (last - first < 2 * kRun) return first;
+  Reg x[kRun], fraction[kRun], p[kRun], x_of_p[kRun];
+  const auto begin = [&](int c) __attribute__((always_inline)) {
+    RINGSPAN_UNROLL for (int i = 0; i < kRun; ++i) x[i] = exponent(c + i);
+    RINGSPAN_UNROLL for (int i = 0; i < kRun; ++i) fraction[i] = Isa::fraction(x[i]);
+  };
+  const auto raise = [&]() __attribute__((always_inline)) {
+    RINGSPAN_UNROLL for (int i = 0; i < kRun; ++i) p[i] = exp2_of_fraction(fraction[i]), x_of_p[i] = x[i];
+  };
+  const auto end = [&](int c) __attribute__((always_inline)) {
+    RINGSPAN_UNROLL for (int i = 0; i < kRun; ++i) p[i] = Isa::ldexp(p[i], x_of_p[i]);
+    use(c, p);
+  };
+  int c = first;
+  begin(c);
+  raise();
+  begin(c + kRun);
+  for (; c + 3 * kRun <= last; c += kRun) {
+    end(c);
+    raise();
+    begin(c + 2 * kRun);
+  }
+  end(c);
+  raise();
+  end(c + kRun);
+  return c + 2 * kRun;
+}
+
 // p = 2^(s factor + origin), their sum per lane; factors of dropout come after the sum.
 template <typename Type, bool kDropout>
 RINGSPAN_INLINE Reg exponentiate(const float* s, int first, int last, float factor, Reg origin, Word* p, std::int64_t plane,
                                  const float* factors, int begin, int end) {
   const Reg scale = Isa::set1(factor);
   Reg sum[2] = {Isa::zero(), Isa::zero()};
+  if constexpr (Dot::kInRegisters && !kDropout) {
+    const auto exponent = [&](int c) __attribute__((always_inline)) {
+      return Isa::fma(Isa::load(s + c * kWidth), scale, origin);
+    };
+    const auto use = [&](int c, const Reg(&run)[kRun]) __attribute__((always_inline)) {
+      RINGSPAN_UNROLL for (int i = 0; i < kRun; i += 2) {
+        sum[0] += run[i];
+        sum[1] += run[i + 1];
+        store_probabilities<Type>(p + (c + i) * kWidth, plane, run[i], run[i + 1]);
+      }
+    };
+    first = exp2_in_runs(first / kWidth, last / kWidth, exponent, use) * kWidth;
+  }
   for (int c = first; c < last; c += 2 * kWidth) {
     Reg low = exp2_of(Isa::fma(Isa::load(s + c), scale, origin));
     Reg high = exp2_of(Isa::fma(Isa::load(s + c + kWidth), scale, origin));
