@@ -16,7 +16,7 @@ PAGES = {
     "performance_without_amx": (["2026-11-27-compare-without-amx"], "2026-11-27-ranks-without-amx"),
     "performance_zen3": (["2026-11-25-compare-zen3"], None),
     "performance_zen4": (["2026-11-26-compare-quiet-zen4", "2026-11-26-structure-quiet-zen4"], "2026-11-26-ranks-quiet-zen4"),
-    "performance_zen5": (["2026-11-24-compare-amd", "2026-11-24-structure-amd"], "2026-11-24-ranks-amd"),
+    "performance_zen5": (["2026-11-29-compare-zen5", "2026-11-29-structure-zen5", "2026-11-29-ranks-sdpa-zen5"], "2026-11-29-ranks-zen5"),
 }
 COMPARE, _, LONG, RANKS = (RESULTS / f"{name}.json" for name in (*PAGES["performance"][0], PAGES["performance"][1]))
 
