@@ -39,6 +39,15 @@ inline Lines next_lines(Ahead* ahead, std::int64_t count) {
 RINGSPAN_INLINE void fetch(const char* line) { __builtin_prefetch(line, 0, 2); }
 RINGSPAN_INLINE void fetch_near(const void* line) { __builtin_prefetch(line, 1, 3); }  // into the first cache, to be written
 
+// Rows further on that packing asks for: rows that are far apart lie on pages of their own, which processors do not fetch
+// ahead. Not beyond the last: that may be memory that was never written, and asking for it means walking the page tables each
+// time. element: of row `row`; of a source without index.
+constexpr int kRowsAhead = 16;
+template <typename Element>
+RINGSPAN_INLINE void fetch_row_ahead(const Element* element, const RowSource& source, int row) {
+  __builtin_prefetch(element + (at_most(row + kRowsAhead, source.rows - 1) - row) * source.stride, 0, 3);
+}
+
 inline void fetch_lines(Ahead* ahead, int count) {
   const Lines lines = next_lines(ahead, count);
   for (std::int64_t i = 0; i < lines.count; ++i) fetch(lines.data + i * lines.stride);

@@ -54,8 +54,11 @@ void pack_columns(float* out, const RowSource& source, float scale) {
       for (int e = 0; e < source.width; e += kWidth) {
         Reg tile[kWidth];
         for (int r = 0; r < kWidth; ++r) {
-          tile[r] = r < present ? load_up_to<Type>(row_at<Type>(source, first + group + r) + e, source.width - e) * factor
-                                : Isa::zero();
+          tile[r] = Isa::zero();
+          if (r >= present) continue;
+          const auto* p = row_at<Type>(source, first + group + r) + e;
+          if (source.index == nullptr) fetch_row_ahead(p, source, first + group + r);
+          tile[r] = load_up_to<Type>(p, source.width - e) * factor;
         }
         Isa::transpose(tile);
         const int elements = at_most(source.width - e, kWidth);
@@ -77,6 +80,7 @@ bool pack_panels(float* out, const RowSource& source, float scale) {
       if (source.ahead != nullptr && row % 8 == 0) fetch_lines(source.ahead, source.ahead->burst);
       const auto* p = row_at<Type>(source, row) + first;
       for (int e = 0; e < columns; e += kWidth) {
+        if (source.index == nullptr) fetch_row_ahead(p + e, source, row);
         const Reg value = load_up_to<Type>(p + e, source.width - first - e) * factor;
         check = Isa::fma(value, Isa::zero(), check);
         Isa::store(out + e, value);

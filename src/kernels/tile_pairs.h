@@ -187,11 +187,6 @@ RINGSPAN_INLINE void transpose_words(__m512i (&words)[16]) {
 // Whether rows are equally far apart and 32 elements at a time: no masks, and no indices to look up.
 inline bool is_plain(const RowSource& source) { return source.index == nullptr && source.width % 32 == 0; }
 
-// Rows further on that packing asks for: rows that are far apart lie on pages of their own, which processors do not fetch
-// ahead. Not beyond the last: that may be memory that was never written, and asking for it means walking the page tables each
-// time.
-constexpr int kRowsAhead = 16;
-
 // 32 elements of a row from e on, as words of each plane; zeros where there are none. Where elements are split, the halves of
 // the 32 lie side by side. `top`: the largest magnitudes of words. Plain: of rows that are, and are there.
 template <typename Type, bool kPlain>
@@ -200,7 +195,7 @@ RINGSPAN_INLINE void load_wide(const RowSource& source, int row, int e, __m512i 
   const std::int64_t index = kPlain ? row : index_of(source, row);
   const Element* const data = static_cast<const Element*>(source.data) + index * source.stride + e;
   const int count = kPlain ? 32 : row < source.rows ? source.width - e : 0;
-  if (kPlain) __builtin_prefetch(data + (at_most(row + kRowsAhead, source.rows - 1) - row) * source.stride, 0, 3);
+  if (kPlain) fetch_row_ahead(data, source, row);
   if constexpr (Type::kPlanes == 1) {
     const __mmask32 present = count >= 32 ? ~__mmask32{0} : count <= 0 ? 0 : (__mmask32{1} << count) - 1;
     words[0] = kPlain ? _mm512_loadu_si512(data) : _mm512_maskz_loadu_epi16(present, data);
