@@ -54,17 +54,16 @@ struct Dot {
     }
   }
 
-  template <typename Products, int kRowCount, int kPanelCount>
+  template <int kRowCount, int kPanelCount>
   RINGSPAN_INLINE static void vectors(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
                                       bool add, float* tops) {
-    static_assert(Products::kCount == 1);
     Reg sums[1][kRowCount][kPanelCount];
     auto& sum = sums[0];
     RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
       RINGSPAN_UNROLL for (int v = 0; v < kPanelCount; ++v) sum[r][v] =
           add ? Isa::load(c + r * c_stride + v * kWidth) : Isa::zero();
     }
-    add_products<1>({left}, {right}, {depth}, sums);
+    add_products({left}, {right}, {depth}, sums);
     if (tops != nullptr) {
       RINGSPAN_UNROLL for (int r = 0; r < kRowCount; ++r) {
         Reg top = Isa::load(tops + r * kWidth);
@@ -79,11 +78,11 @@ struct Dot {
 
   // Blocks as even as can be (32 rows are two of 6 and four of 5), those of one size in one loop: what lies between two blocks
   // is time in which nothing is multiplied.
-  template <typename Products, int kPanelCount>
+  template <int kPanelCount>
   static void rows_of(int rows, Left left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add,
                       Ahead* ahead, float* tops) {
     const auto block = [&]<int kCount>() __attribute__((always_inline)) {
-      vectors<Products, kCount, kPanelCount>(left, right, depth, c, c_stride, add, tops);
+      vectors<kCount, kPanelCount>(left, right, depth, c, c_stride, add, tops);
       if (tops != nullptr) tops += kCount * kWidth;
       left.data += kCount * left.stride;
       c += kCount * c_stride;
@@ -101,10 +100,11 @@ struct Dot {
   template <typename Products>
   static void column(int rows, int panels, const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride,
                      bool add, Ahead* ahead, float* tops) {
-    if (panels == 4) return rows_of<Products, 4>(rows, left, right, depth, c, c_stride, add, ahead, tops);
-    if (panels == 3) return rows_of<Products, 3>(rows, left, right, depth, c, c_stride, add, ahead, tops);
-    if (panels == 2) return rows_of<Products, 2>(rows, left, right, depth, c, c_stride, add, ahead, tops);
-    return rows_of<Products, 1>(rows, left, right, depth, c, c_stride, add, ahead, tops);
+    static_assert(Products::kCount == 1);
+    if (panels == 4) return rows_of<4>(rows, left, right, depth, c, c_stride, add, ahead, tops);
+    if (panels == 3) return rows_of<3>(rows, left, right, depth, c, c_stride, add, ahead, tops);
+    if (panels == 2) return rows_of<2>(rows, left, right, depth, c, c_stride, add, ahead, tops);
+    return rows_of<1>(rows, left, right, depth, c, c_stride, add, ahead, tops);
   }
 };
 

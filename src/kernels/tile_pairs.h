@@ -20,7 +20,7 @@
 // blocks of rows, lines of `ahead` fetched after each. They may read and write rows up to the next multiple of 16.
 //   kInRegisters: column<Products>(rows, panels, left, right, depth, c, c_stride, add, ahead, tops): columns are 16 panels, up
 //     to kPanels; what is stored raises tops[row][16], unless nullptr.
-//     add_products<n>(left, right, depth, sum): for each of n products, sum[r][v] += row r of left x panel v of right.
+//     add_products(left, right, depth, sum): of each of several products, sum[r][v] += row r of left x panel v of right.
 //   Otherwise: multiply<Products>(rows, columns, depth, left, right, c, c_stride, add, ahead).
 // Each element of c is a chain over chunks of 32 depths (AMX) or of 2, in order; chunks of zeros add nothing.
 // Denormal results count as zero.

@@ -259,9 +259,9 @@ void column_gradients(const BackwardTile& tile, const GradientParts<Type>& parts
   Reg sums[2][kRows][2];
   auto &scores = sums[0], &dp = sums[1];
   RINGSPAN_UNROLL for (int r = 0; r < kRows; ++r) scores[r][0] = scores[r][1] = dp[r][0] = dp[r][1] = Isa::zero();
-  Block::template add_products<2>({Left{parts.q + row * parts.d, parts.d, 0}, Left{parts.d_out + row * parts.dv, parts.dv, 0}},
-                                  {Right{parts.k, parts.k_panel, 0}.at(c, 0), Right{parts.v, parts.v_panel, 0}.at(c, 0)},
-                                  {parts.d, parts.dv}, sums);
+  Block::add_products({Left{parts.q + row * parts.d, parts.d, 0}, Left{parts.d_out + row * parts.dv, parts.dv, 0}},
+                      {Right{parts.k, parts.k_panel, 0}.at(c, 0), Right{parts.v, parts.v_panel, 0}.at(c, 0)},
+                      {parts.d, parts.dv}, sums);
   const int last = at_most(row + kRows, tile.rows) - 1;
   if (plain && last == row + kRows - 1 && tile.key_begin[last] <= c && tile.key_end[row] >= c + 32)
     return held_gradients<Type>(tile, parts, factors, row, c, scores, dp);
