@@ -55,10 +55,8 @@ struct Dot {
   static constexpr bool kFetchesQueries = false;
   static constexpr bool kNarrow = false;
   static constexpr bool kInRegisters = false;
-  // Of which forward tiles: what they add up stays in tiles (tile_amx_forward.h).
-  static constexpr bool turns(const TileDims& dims) {
-    return dims.dtype == kBFloat16Type && dims.head_dim <= 64 && dims.head_dim_v <= 64;
-  }
+  // Which forward tiles have queries along vectors (tile_amx_forward.h).
+  static constexpr bool turns(const TileDims& dims) { return dims.dtype == kBFloat16Type; }
 
   struct Session {
     Session() { _tile_loadconfig(kConfiguration); }
@@ -81,59 +79,79 @@ struct Dot {
   }
 
  private:
+  // Sums of a block are stored beside the first products of the next one: a store waits for the last product.
   template <typename Products, bool kTwoRows>
   static void blocks(int columns, int depth, const Left& left, const Right& right, float* c, std::int64_t c_stride, bool add,
                      Ahead* ahead) {
+    float* before = nullptr;
     for (int column = 0; column < columns; column += 2 * kPanelColumns) {
       if (columns - column > kPanelColumns) {
-        block<Products, kTwoRows, true>(left, right.at(column, 0), depth, c + column, c_stride, add);
+        block<Products, kTwoRows, true>(left, right.at(column, 0), depth, c + column, c_stride, add, before);
+        before = c + column;
       } else {
-        block<Products, kTwoRows, false>(left, right.at(column, 0), depth, c + column, c_stride, add);
+        store_sums<kTwoRows, true>(before, c_stride);
+        block<Products, kTwoRows, false>(left, right.at(column, 0), depth, c + column, c_stride, add, nullptr);
+        store_sums<kTwoRows, false>(c + column, c_stride);
+        before = nullptr;
       }
       if (ahead != nullptr) fetch_lines(ahead, ahead->step);
     }
+    store_sums<kTwoRows, true>(before, c_stride);
   }
 
-  // Tiles 0 to 3 are sums, 4 and 5 left operands, 6 and 7 right ones.
+  template <bool kTwoRows, bool kTwoPanels>
+  RINGSPAN_INLINE static void store_sums(float* c, std::int64_t c_stride) {
+    if (c == nullptr) return;
+    store_tile<0>(c, c_stride * 4);
+    if (kTwoPanels) store_tile<1>(c + 16, c_stride * 4);
+    if (kTwoRows) store_tile<2>(c + 16 * c_stride, c_stride * 4);
+    if (kTwoRows && kTwoPanels) store_tile<3>(c + 16 * c_stride + 16, c_stride * 4);
+  }
+  template <int kTile>
+  RINGSPAN_INLINE static void switch_sums(float* before, const float* c, std::int64_t c_stride, bool add) {
+    if (before != nullptr) store_tile<kTile>(before, c_stride * 4);
+    begin_sums<kTile>(c, c_stride, add);
+  }
+
+  // Tiles 0 to 3 are sums, 4 and 5 left operands, 6 and 7 right ones. before: whose sums they still hold, or nullptr.
   template <typename Products, bool kTwoRows, bool kTwoPanels>
-  static void block(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add) {
-    const std::int64_t left_bytes = left.stride * 2;
-    float* const below = c + 16 * c_stride;
-    begin_sums<0>(c, c_stride, add);
-    if (kTwoPanels) begin_sums<1>(c + 16, c_stride, add);
-    if (kTwoRows) begin_sums<2>(below, c_stride, add);
-    if (kTwoRows && kTwoPanels) begin_sums<3>(below + 16, c_stride, add);
+  static void block(const Left& left, const Right& right, int depth, float* c, std::int64_t c_stride, bool add, float* before) {
+    const std::int64_t left_bytes = left.stride * 2, below = 16 * c_stride;
+    const auto at = [&](std::int64_t offset) { return before == nullptr ? nullptr : before + offset; };
     for (int k = 0; k < depth; k += kChunk) {
       RINGSPAN_UNROLL for (int n = 0; n < Products::kCount; ++n) {
         const int p = Products::kLeft[n], q = Products::kRight[n];
-        const int before = at_least(n - 1, 0), after = at_most(n + 1, Products::kCount - 1);
-        const bool new_left = n == 0 || p != Products::kLeft[before], new_right = n == 0 || q != Products::kRight[before];
-        const bool last_left = n == after || p != Products::kLeft[after];
-        const bool last_right = n == after || q != Products::kRight[after];
+        const int previous = at_least(n - 1, 0), following = at_most(n + 1, Products::kCount - 1);
+        const bool new_left = n == 0 || p != Products::kLeft[previous], new_right = n == 0 || q != Products::kRight[previous];
+        const bool last_left = n == following || p != Products::kLeft[following];
+        const bool last_right = n == following || q != Products::kRight[following];
         const Word* const a = left.data + p * left.plane + k;
         const Word* const b = right.data + q * right.plane + k * kPanelColumns;
+        const bool begins = n == 0 && k == 0;
         if (new_right) stream_tile<6>(b);
         if (new_left) load_tile<4>(a, left_bytes);
+        if (begins) switch_sums<0>(before, c, c_stride, add);
         add_product<0, 4, 6>();
         if (kTwoRows) {
           if (new_left) load_tile<5>(a + 16 * left.stride, left_bytes);
+          if (begins) switch_sums<2>(at(below), c + below, c_stride, add);
           add_product<2, 5, 6>();
         }
         if (last_right) drop_tile<6>();
         if (kTwoPanels) {
           if (new_right) stream_tile<7>(b + right.panel);
+          if (begins) switch_sums<1>(at(16), c + 16, c_stride, add);
           add_product<1, 4, 7>();
         }
         if (last_left) drop_tile<4>();
-        if (kTwoPanels && kTwoRows) add_product<3, 5, 7>();
+        if (kTwoPanels && kTwoRows) {
+          if (begins) switch_sums<3>(at(below + 16), c + below + 16, c_stride, add);
+          add_product<3, 5, 7>();
+        }
         if (last_left) drop_tile<5>();
         if (last_right) drop_tile<7>();
       }
     }
-    store_tile<0>(c, c_stride * 4);
-    if (kTwoPanels) store_tile<1>(c + 16, c_stride * 4);
-    if (kTwoRows) store_tile<2>(below, c_stride * 4);
-    if (kTwoRows && kTwoPanels) store_tile<3>(below + 16, c_stride * 4);
   }
 };
 
