@@ -23,7 +23,8 @@ constexpr std::int64_t kMuchEffort = 500'000;         // ... but none after this
 constexpr std::int64_t kEffortOfAnError = 4'000'000;  // a budget that an error names holds for as many as this allows
 constexpr std::int64_t kMostSlices = 4'000'000;       // whose pairs are counted, rank by rank; more are estimated
 constexpr std::int64_t kAutoBuckets = 32;             // a chunk travels in about this many buckets ...
-constexpr std::int64_t kAutoBucketRows = 256;  // ... of at least this many rows, twice as many of 16 bits, unless measured
+constexpr std::int64_t kAutoBucketRows =
+    512;  // ... of at least this many rows, unless measured: fewer keys slow kernels down ...
 constexpr std::int64_t kAutoBucketRowsOnDevice = 8192;  // ... there: between two buckets the host waits, for some 0.1 ms
 constexpr std::int64_t kSmallestBucketRows = 16;
 constexpr std::int64_t kManyStages = 4096;       // nor halved, with more stages than these, ...
@@ -47,7 +48,7 @@ void resolve_bucket(Setting& setting) {
   }
   const std::int64_t share = (rows + kAutoBuckets - 1) / kAutoBuckets, measured = setting.options.tuned.bucket_rows;
   const bool on_devices = writes_gradients(setting.options);  // all ranks, as agreed
-  const std::int64_t standard = on_devices ? kAutoBucketRowsOnDevice : kAutoBucketRows * 4 / size_of(setting.problem->dtype);
+  const std::int64_t standard = on_devices ? kAutoBucketRowsOnDevice : kAutoBucketRows;
   const std::int64_t least = measured > 0 ? measured : standard;
   setting.bucket_source = measured > 0 && measured >= share ? SizeSource::tuned : SizeSource::standard;
   setting.bucket_rows = std::min(rows, std::max(least, share));

@@ -212,7 +212,7 @@ TEST(Tiles, AreTheRanksOwn) {
   EXPECT_EQ(large.kernel(Pass::backward).tile, (Tile{510, 1008}));
   EXPECT_GT(large.arena_bytes(), own.arena_bytes());
   EXPECT_EQ(large.fingerprint(), own.fingerprint());
-  options.tuned.bucket_rows = 512;
+  options.tuned.bucket_rows = 1024;
   EXPECT_NE(make_plan(problem(4096, 4), options, 0).fingerprint(), own.fingerprint());
 }
 
@@ -236,8 +236,8 @@ TEST(Budget, SizesTheBuckets) {
   for (const Strategy strategy : {Strategy::exchange, Strategy::ring, Strategy::pass_q}) {
     PlanOptions options;
     options.strategy = strategy;
-    EXPECT_EQ(make_plan(p, options, 0).bucket_rows(), 256);
-    for (const std::int64_t bucket : {256, 128, 16}) {
+    EXPECT_EQ(make_plan(p, options, 0).bucket_rows(), 512);
+    for (const std::int64_t bucket : {512, 128, 16}) {
       options.bucket_rows = bucket;
       options.memory_budget = cost_of(p, options).bytes;
       options.bucket_rows = PlanOptions::kBucketAuto;

@@ -36,13 +36,13 @@ TEST(PlanText, SaysWhatARankDoes) {
   EXPECT_THAT(text,
               HasSubstr("problem   causal; batch 1, 4096 queries x 4096 keys, 8 heads (2 kv), head_dim 64 (v 64), float32"));
   EXPECT_THAT(text, HasSubstr("sharding  queries contiguous: 1024 rows here; keys contiguous: 1024 rows here"));
-  EXPECT_THAT(text, HasSubstr("strategy  exchange, buckets of 256 rows: the owner of the query computes"));
-  EXPECT_THAT(text, HasSubstr("work    20975616 pairs in 9 tasks, 5.37 GFLOP"));
+  EXPECT_THAT(text, HasSubstr("strategy  exchange, buckets of 512 rows: the owner of the query computes"));
+  EXPECT_THAT(text, HasSubstr("work    20975616 pairs in 5 tasks, 5.37 GFLOP"));
   EXPECT_THAT(text, HasSubstr("caller's tensors 5.031 MiB: q 2 MiB, k 512 KiB, v 512 KiB, o 2 MiB, lse 32 KiB"));
   // Two chunks of 1,024 rows of k and v, 2 heads of 64: 2 MiB.
-  EXPECT_THAT(text, HasSubstr("bytes   sends 1048576 in 4 messages, receives 2097152 in 8"));
-  EXPECT_THAT(text, HasSubstr("rank 1: sends 0 in 0, receives 1048576 in 4"));
-  EXPECT_THAT(text, HasSubstr("meanwhile attend 1 (2097152 pairs)"));
+  EXPECT_THAT(text, HasSubstr("bytes   sends 1048576 in 2 messages, receives 2097152 in 4"));
+  EXPECT_THAT(text, HasSubstr("rank 1: sends 0 in 0, receives 1048576 in 2"));
+  EXPECT_THAT(text, HasSubstr("meanwhile attend 1 (4194304 pairs)"));
   EXPECT_THAT(text, HasSubstr("\n  backward\n"));
   EXPECT_THAT(text, Not(HasSubstr("rejected")));
 }

@@ -10,8 +10,8 @@ RESULTS = ROOT / "bench/results"
 # page: results of bench/cpu/compare, and of bench/ranks/run
 PAGES = {
     "performance": (
-        ["2026-11-28-compare-amx", "2026-11-28-compare-structure-amx", "2026-11-28-compare-long-amx"],
-        "2026-11-21-ranks-turns",
+        ["2026-11-29-compare-amx", "2026-11-29-structure-amx", "2026-11-29-long-amx"],
+        "2026-11-29-ranks-amx",
     ),
     "performance_without_amx": (["2026-11-27-compare-without-amx"], "2026-11-27-ranks-without-amx"),
     "performance_zen3": (["2026-11-25-compare-zen3"], None),
@@ -42,7 +42,7 @@ class Tables(InFolder):
     def test_a_part_without_data_is_not_emptied(self):
         self.assert_refused(self.tables("performance", [LONG], RANKS), "'cases'", LONG)
         self.assert_page_stays()
-        self.assert_refused(self.tables("performance", [COMPARE], RANKS), "'structure'", COMPARE)
+        self.assert_refused(self.tables("performance", [COMPARE], RANKS), "'threads'", COMPARE)
         self.assert_page_stays()
 
     def test_files_that_are_of_something_else(self):
