@@ -12,6 +12,8 @@ namespace {
 
 constexpr int kLanes = 16, kTileWords = 512, kTileFloats = 256;
 
+constexpr int kStepKeys = 64;  // of a step of 16 queries; of 32, twice as many
+
 // Up to this many columns of o^T of 16 queries stay in tiles; of more, o^T of 32 queries is loaded and stored again in each
 // step, and what is loaded of keys and values serves twice as many.
 constexpr int kHeldColumns = 64;
@@ -26,7 +28,7 @@ struct TurnedParts {
       : depth(up32(dims.head_dim)),
         columns(up16(dims.head_dim_v)),
         groups(depth <= kHeldColumns && columns <= kHeldColumns ? 1 : 2),
-        step_keys(groups * 64),
+        step_keys(groups * kStepKeys),
         chunk(columns * std::int64_t{kChunk}),
         scores(groups * step_keys * std::int64_t{kLanes}) {}
 
@@ -40,7 +42,7 @@ struct TurnedParts {
 // The queries from `row` on and the keys from `key` on.
 template <int kGroups>
 struct TurnedStep {
-  static constexpr int kRows = kGroups * kLanes, kMostKeys = kGroups * 64;
+  static constexpr int kRows = kGroups * kLanes, kMostKeys = kGroups * kStepKeys;
 
   const ForwardTile* tile;
   int row, key;
