@@ -268,7 +268,7 @@ TEST_F(RanksThatDiffer, InTheirKindOfDevice) {
 
 // Devices alone would take larger buckets.
 TEST_F(RanksThatDiffer, InTheirKindOfDeviceForwardOnly) {
-  test_.problem.tokens_q = test_.problem.tokens_k = 1280;  // more rows to a rank than a bucket of the CPU's
+  test_.problem.tokens_q = test_.problem.tokens_k = 1040;  // more rows to a rank than a bucket of the CPU's
   test_.options.backward = false;
   PlanOptions device = test_.options;
   device.device = DeviceKind::cuda;
