@@ -13,7 +13,9 @@
 
 namespace ringspan::kernels {
 
-inline constexpr std::int64_t kPackedBytes = std::int64_t{1} << 20;  // of keys and values of one run of key tiles
+// About as many bytes of keys and values are packed at a time, a run of key tiles: the longer it is, the less often states are
+// stored and loaded. More than a second cache holds: tiles come from the third one, fetched while the one before is computed.
+inline constexpr std::int64_t kPackedBytes = std::int64_t{2} << 20;
 inline constexpr int kMaxRunTiles = 16;
 
 struct ForwardScratch {
@@ -34,7 +36,8 @@ struct ForwardScratch {
     acc_stride = internal::round_up<std::int64_t>(shape.head_dim_v, ops.width);
     factor_stride = dims.tile.keys + kScorePad;
     const std::int64_t rows = dims.tile.queries;
-    run_tiles = static_cast<int>(std::clamp<std::int64_t>(kPackedBytes / (bytes_of.keys + bytes_of.values), 1, kMaxRunTiles));
+    const std::int64_t tile_bytes = bytes_of.keys + bytes_of.values;
+    run_tiles = static_cast<int>(std::clamp<std::int64_t>((kPackedBytes + tile_bytes / 2) / tile_bytes, 1, kMaxRunTiles));
     partial = carver.take<std::byte>(KeySplit::state_bytes(shape));  // first: not every call uses it
     k = carver.take<std::byte>(run_tiles * bytes_of.keys);
     v = carver.take<std::byte>(run_tiles * bytes_of.values);

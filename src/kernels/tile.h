@@ -39,7 +39,7 @@ struct AheadRows {
   std::int64_t next;  // of the lines of all rows
 };
 struct Ahead {
-  static constexpr int kSources = 5, kValues = 1;  // values: of few queries, after their keys
+  static constexpr int kSources = 7, kValues = 1;  // values: of few queries, after their keys
   static constexpr int kPaceBits = 16;
   AheadRows rows[kSources];            // what is needed soonest first
   int burst = 0;                       // lines per step of packing, which has less to do than products

@@ -52,7 +52,9 @@ class UnitForward {
     if (is_few(task, heads, all)) return run_few(task, heads, rows, all);
     const std::int64_t tiles = ceil_div(heads.size() * rows.size(), query_tile());
     const bool at_once = tiles > kAheadTiles || task.m.data == nullptr;
-    const std::int64_t length = key_tile() * (at_once ? s_.run_tiles : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
+    const bool is_narrow = keys_of_row(task, (rows.begin + rows.end) / 2).size() <= kNearTiles * key_tile();
+    const std::int64_t most = is_narrow ? std::min<std::int64_t>(s_.run_tiles, 2 * kNearTiles) : s_.run_tiles;
+    const std::int64_t length = key_tile() * (at_once ? most : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
     for (std::int64_t begin = all.begin; begin < all.end; begin += length) {
       const IndexRange run{begin, std::min(begin + length, all.end)};
       IndexRange seeing = rows_of_keys(task, run, first, last);
@@ -76,6 +78,7 @@ class UnitForward {
   static constexpr int kBurst = 16, kKeyStep = 16, kQueryStep = 4;  // lines
   // Key tiles up to which sums are kept where the task has them: with more, having them side by side is worth copying them.
   static constexpr std::int64_t kTilesInPlace = 2;
+  static constexpr std::int64_t kNearTiles = 2;  // that the second cache holds, surely
   static constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
   std::int64_t batch(const AttendTask& task) const { return unit_.batch - task.batch_first; }
@@ -118,11 +121,23 @@ class UnitForward {
     }
   }
 
-  // Where keys are used by many: what a query tile will write, and the queries of the next one. Matters under narrow windows.
+  // Where keys are used by many: what a query tile will write, and the queries of the next one, after tiles that are packed.
+  // Matters under narrow windows.
   void look_ahead(const AttendTask& task, std::int64_t t, IndexRange rows, IndexRange next) {
-    ahead_ = {{ahead_states(unit_, task, t, rows)}, 0, kQueryStep};
-    if (!next.empty()) ahead_.rows[1] = ahead_queries(unit_, task, t, next);
+    ahead_ = {{{}, {}, ahead_states(unit_, task, t, rows)}, 0, kQueryStep};
+    if (!next.empty()) ahead_.rows[3] = ahead_queries(unit_, task, t, next);
     tile_.ahead = &ahead_;
+  }
+
+  // Of the run, the tile after that from c on, or else the first one of these queries, which the next ones begin with; where
+  // they see more than the second cache holds.
+  void look_at_packed(IndexRange run, std::int64_t c) {
+    const std::int64_t first = s_.begin[0], last = std::min<std::int64_t>(s_.end[tile_.rows - 1], run.size());
+    if (last - first <= kNearTiles * key_tile()) return;
+    const std::int64_t after = c - run.begin + key_tile(), n = (after < last ? after : first) / key_tile();
+    ahead_.rows[0] = ahead_rows(s_.k + n * s_.bytes_of.keys, s_.bytes_of.keys, s_.bytes_of.keys, 1);
+    ahead_.rows[1] = ahead_rows(s_.v + n * s_.bytes_of.values, s_.bytes_of.values, s_.bytes_of.values, 1);
+    ahead_.done = 0, ahead_.step = kKeyStep;
   }
 
   AheadRows ahead_keys(const Unit& unit, const AttendTask& task, const KeyRows& rows, IndexRange keys,
@@ -242,12 +257,13 @@ class UnitForward {
       load(task, heads.begin, heads.size(), row, run.size() <= kTilesInPlace * key_tile());
       if (!ahead_of_keys) {
         look_ahead(task, heads.begin, {row, next}, {next, std::min(next + tile_rows, rows.end)});
-        if (are_last && next == rows.end) look_at_keys(task, after_, key_tile(), ahead_.rows + 1), ahead_.step = kKeyStep;
+        if (are_last && next == rows.end) look_at_keys(task, after_, key_tile(), ahead_.rows + 3), ahead_.step = kKeyStep;
       }
       for (std::int64_t c = run.begin; c < run.end; c += key_tile()) {
         if (!clip(run, c, (c - run.begin) / key_tile())) continue;
         if (params_.shape.alibi) set_distances(task, row, c);
         if (params_.shape.dropout) set_factors(task, head, row, c);
+        if (!ahead_of_keys) look_at_packed(run, c);
         ops_.attend(tile_);
         settle(tile_.v_finite);
         progress_.tick();
