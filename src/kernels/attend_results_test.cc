@@ -1,6 +1,7 @@
 // Forward tasks that leave results: o, lse and the states that they become, by every attend kernel of the list.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <string>
 #include <tuple>
@@ -88,6 +89,20 @@ TEST_P(AttendResultsTest, WithoutStates) {
     for (const auto tensor : {&World::o, &World::o32, &World::lse}) {
       EXPECT_EQ((without.*tensor).bytes(), (with.*tensor).bytes()) << seed << ": " << s.describe();
     }
+  }
+}
+
+// Of which no row sees many, but all together as many as there may be.
+TEST_P(AttendResultsTest, WithoutStatesUnderAWindow) {
+  const std::int64_t most = kernel().keys_without_state(World(spec(1, 1, 16)).params(2).shape);
+  const int n = static_cast<int>(std::min<std::int64_t>(most, kernel().name.ends_with("_reference") ? 300 : 5000));
+  World with(spec(n, n, 16)), without(spec(n, n, 16));
+  Part part = with.whole(-7, 2);
+  part.results = true;
+  run_kernel(kernel(), with, {part}, 1);
+  run_kernel(kernel(), without, {part}, 1, [](AttendTask& task) { task.m = task.l = task.acc = {}; });
+  for (const auto tensor : {&World::o, &World::o32, &World::lse}) {
+    EXPECT_EQ((without.*tensor).bytes(), (with.*tensor).bytes()) << n << " keys";
   }
 }
 

@@ -184,7 +184,7 @@ class Usage(Errors):
         def budget(text):
             return json.loads(self.run_program("plan", "--tokens", 8, "--memory", text, "--json").stdout)["options"]["memory_budget"]
 
-        for text, value in {"4194304": 1 << 22, "4MiB": 1 << 22, "4 mib": 1 << 22, "1.5GiB": 3 << 29, "5MB": 5_000_000, "2G": 2_000_000_000,
+        for text, value in {"8388608": 1 << 23, "8MiB": 1 << 23, "8 mib": 1 << 23, "1.5GiB": 3 << 29, "9MB": 9_000_000, "2G": 2_000_000_000,
                             "1e9": 10**9, "7.5e3 kB": 7_500_000, "1PiB": 1 << 50, "2pb": 2 * 10**15}.items():
             self.assertEqual(budget(text), value, text)
 
