@@ -62,7 +62,7 @@ void validate(const Sharding& sharding, std::int64_t tokens, int ranks);
 
 // Copies whole rows between a full tensor and one rank's shard: `row_bytes` bytes per row and `outer` repeats (the batch),
 // both sides dense. shard(): full -> local; unshard(): local -> full. Throws InvalidArgument where the shard ends behind
-// `tokens`, or a count is negative.
+// `tokens`, a count is negative, or pieces and offsets are none that a shard has.
 void shard_rows(const Shard& shard, std::int64_t tokens, std::int64_t outer, std::int64_t row_bytes, const void* full,
                 void* local);
 void unshard_rows(const Shard& shard, std::int64_t tokens, std::int64_t outer, std::int64_t row_bytes, const void* local,

@@ -123,6 +123,8 @@ void validate_sharding(const char* name, const Sharding& sharding, std::int64_t 
     validate(sharding, tokens, ranks);
   } catch (const InvalidArgument& error) {
     throw InvalidArgument(fmt::format("{}: {}", name, error.what()));
+  } catch (const Unsupported& error) {
+    throw Unsupported(fmt::format("{}: {}", name, error.what()));
   }
 }
 

@@ -38,13 +38,26 @@ struct Mistake {
   const char* what;
 };
 
-class ProblemErrors : public testing::TestWithParam<Mistake> {};
+class ProblemMistakes : public testing::TestWithParam<Mistake> {};
 
-TEST_P(ProblemErrors, NameTheFieldAndWhatWasExpected) {
+TEST_P(ProblemMistakes, NameTheFieldAndWhatWasExpected) {
   Problem problem = sound(GetParam().pattern);
   ASSERT_EQ(error_of(problem), "accepted");
   GetParam().spoil(problem);
   EXPECT_THAT(error_of(problem), HasSubstr(GetParam().what));
+}
+
+TEST(ProblemErrors, ShardingsThatAreTooFineNameTheirSide) {
+  Problem problem = sound();
+  problem.tokens_q = problem.tokens_k = std::int64_t{1} << 30;
+  problem.ranks = 2;
+  problem.sharding_k = Sharding::parse("block_striped:2");
+  try {
+    problem.validate();
+    FAIL() << "accepted";
+  } catch (const Unsupported& error) {
+    EXPECT_THAT(error.what(), HasSubstr("sharding_k: sharding.block (2)"));
+  }
 }
 
 const Mistake kShapes[] = {
@@ -76,7 +89,7 @@ const Mistake kShapes[] = {
     {"full", [](Problem& p) { p.sharding_k = Sharding::parse("explicit:0-14"); },
      "sharding_k: sharding: the lists hold 15 positions of 16"},
 };
-INSTANTIATE_TEST_SUITE_P(Shapes, ProblemErrors, testing::ValuesIn(kShapes));
+INSTANTIATE_TEST_SUITE_P(Shapes, ProblemMistakes, testing::ValuesIn(kShapes));
 
 const Mistake kDocuments[] = {
     {"full", [](Problem& p) { p.cu_seqlens_q = {0, 16}; }, "cu_seqlens_q is given, but the pattern has no documents"},
@@ -100,7 +113,7 @@ const Mistake kDocuments[] = {
     {"full", [](Problem& p) { p.lengths_k = {10}, p.starts_k = {7}; },
      "starts_k[0] (7) must be in [0, 6], the tokens_k less lengths_k[0]"},
 };
-INSTANTIATE_TEST_SUITE_P(Documents, ProblemErrors, testing::ValuesIn(kDocuments));
+INSTANTIATE_TEST_SUITE_P(Documents, ProblemMistakes, testing::ValuesIn(kDocuments));
 
 // Patterns built by hand, past the parser.
 const Mistake kPatterns[] = {
@@ -134,7 +147,7 @@ const Mistake kPatterns[] = {
     {"full", [](Problem& p) { p.pattern.blocks = {{0, 8, 0, 8, BlockKind::causal}, {0, 8, 0, 8, BlockKind::inverse_causal}}; },
      "pattern.blocks[0] (0-8,0-8,causal) and pattern.blocks[1] (0-8,0-8,inverse_causal) overlap"},
 };
-INSTANTIATE_TEST_SUITE_P(Patterns, ProblemErrors, testing::ValuesIn(kPatterns));
+INSTANTIATE_TEST_SUITE_P(Patterns, ProblemMistakes, testing::ValuesIn(kPatterns));
 
 TEST(Problem, SoundOnesPass) {
   EXPECT_EQ(error_of(Problem{}), "accepted");  // no tokens at all

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <charconv>
 #include <cstring>
+#include <limits>
 #include <tuple>
 #include <utility>
 
@@ -244,9 +245,25 @@ class ListParser {
 
 template <typename Copy>
 void for_each_run(const Shard& shard, std::int64_t tokens, std::int64_t outer, std::int64_t row_bytes, Copy&& copy) {
+  if (shard.offsets.size() != shard.pieces.size()) {
+    throw InvalidArgument(
+        fmt::format("shard: {} offsets for {} pieces, but as many were expected", shard.offsets.size(), shard.pieces.size()));
+  }
   std::int64_t end = 0;
-  for (const Progression& piece : shard.pieces) {
-    if (piece.count > 0) end = std::max(end, piece.at(piece.count - 1) + 1);
+  for (std::size_t i = 0; i < shard.pieces.size(); ++i) {
+    const Progression& piece = shard.pieces[i];
+    const std::int64_t row = shard.offsets[i];
+    const auto is_sound = [](std::int64_t x) { return x >= 0 && x <= internal::kMaxTokens; };
+    if (!is_sound(piece.first) || !is_sound(piece.count) || !is_sound(piece.stride - 1) || !is_sound(row) ||
+        Int128{piece.first} + Int128{piece.count} * piece.stride > std::numeric_limits<std::int64_t>::max()) {
+      throw InvalidArgument(fmt::format("shard: piece {} has first {}, count {}, stride {}, offset {}, which no shard has", i,
+                                        piece.first, piece.count, piece.stride, row));
+    }
+    if (row + piece.count > shard.rows) {
+      throw InvalidArgument(
+          fmt::format("shard: piece {} ends at row {}, but the shard has {}", i, row + piece.count, shard.rows));
+    }
+    end = std::max(end, piece.end());
   }
   if (tokens < end) throw InvalidArgument(fmt::format("tokens ({}) must be at least {}, the end of the shard", tokens, end));
   if (outer < 0) throw InvalidArgument(fmt::format("outer ({}) must be at least 0", outer));
@@ -277,6 +294,9 @@ Sharding Sharding::parse(std::string_view text) {
     const std::string_view size = text.substr(kBlock.size());
     Sharding sharding{ShardingKind::block_striped, 0, {}};
     const auto [end, error] = std::from_chars(size.data(), size.data() + size.size(), sharding.block);
+    if (error == std::errc::result_out_of_range && end == size.data() + size.size() && size.front() != '-') {
+      throw InvalidArgument(fmt::format("sharding '{}': a block of more than {} positions", text, internal::kMaxTokens));
+    }
     if (error != std::errc{} || end != size.data() + size.size() || sharding.block < 1) {
       throw InvalidArgument(fmt::format("sharding '{}': expected a block size of at least 1", text));
     }

@@ -128,6 +128,8 @@ TEST(Sharding, TextRoundTrips) {
 TEST(Sharding, TextErrorsPointAtTheCharacter) {
   EXPECT_THAT(parse_message("zig"), HasSubstr("unknown sharding 'zig': expected contiguous"));
   EXPECT_THAT(parse_message("block_striped:0"), HasSubstr("'block_striped:0': expected a block size of at least 1"));
+  EXPECT_THAT(parse_message("block_striped:99999999999999999999"), HasSubstr("a block of more than 1099511627776 positions"));
+  EXPECT_THAT(parse_message("block_striped:-99999999999999999999"), HasSubstr("expected a block size of at least 1"));
   EXPECT_THAT(parse_message("block_striped:4x"), HasSubstr("expected a block size of at least 1"));
   EXPECT_EQ(parse_message("explicit:0-9,x"), "sharding: expected a position\n  explicit:0-9,x\n               ^");
   EXPECT_EQ(parse_message("explicit:9-1"), "sharding: the last position is before the first\n  explicit:9-1\n            ^");
@@ -227,6 +229,25 @@ TEST(Sharding, RowsBeyondTheTensorAreRefused) {
   EXPECT_EQ(message(9, 1, 1), "tokens (9) must be at least 10, the end of the shard");
   EXPECT_EQ(message(10, -1, 1), "outer (-1) must be at least 0");
   EXPECT_EQ(message(10, 1, -1), "row_bytes (-1) must be at least 0");
+}
+
+TEST(Sharding, ShardsThatAreNoneAreRefused) {
+  std::vector<char> full(64), local(64);
+  const auto message = [&](const Shard& shard) -> std::string {
+    try {
+      shard_rows(shard, 64, 1, 1, full.data(), local.data());
+    } catch (const InvalidArgument& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  constexpr std::int64_t kHuge = std::int64_t{1} << 62;
+  EXPECT_EQ(message({{{4, 2, 3}}, {1}, 4}), "taken");
+  for (const Progression piece : {Progression{-4, 1, 2}, {0, 1, -1}, {0, 0, 2}, {kHuge, 1, 2}, {0, kHuge, 4}, {0, 1, kHuge}})
+    EXPECT_THAT(message({{piece}, {0}, 4}), HasSubstr("which no shard has"));
+  EXPECT_THAT(message({{{0, 1, 2}}, {-1}, 4}), HasSubstr("offset -1, which no shard has"));
+  EXPECT_EQ(message({{{0, 1, 4}}, {1}, 4}), "shard: piece 0 ends at row 5, but the shard has 4");
+  EXPECT_EQ(message({{{0, 1, 4}}, {}, 4}), "shard: 0 offsets for 1 pieces, but as many were expected");
 }
 
 }  // namespace

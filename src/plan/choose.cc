@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <exception>
 #include <utility>
 
 #include "pattern/validate.h"
@@ -153,8 +154,10 @@ class Chooser {
     for (const Candidate& candidate : open_) {
       if (candidate.place == best.place) continue;
       const bool computing = candidate.nanoseconds == candidate.computing && candidate.looked_at == 0;
-      reject(candidate, computing ? "slower by the cost model, even without communication" : "slower by the cost model",
-             is_known(candidate));
+      std::string reason =
+          fmt::format("{} by the cost model", candidate.nanoseconds == best.nanoseconds ? "no faster" : "slower");
+      if (computing) reason += ", even without communication";
+      reject(candidate, std::move(reason), is_known(candidate));
     }
     std::sort(rejected_.begin(), rejected_.end(), [](const auto& a, const auto& b) { return a.place < b.place; });
     use(best);
@@ -275,7 +278,10 @@ class Chooser {
         return std::pair(a.nanoseconds, a.place) < std::pair(b.nanoseconds, b.place);
       });
       if (is_known(*best)) return *best;
-      look(*best);
+      if (!can_look(*best)) {
+        open_.erase(best);
+        continue;
+      }
       if (options_.memory_budget == 0 || best->bytes <= options_.memory_budget) continue;
       misfits_.push_back(*best);
       if (shrink(*best)) continue;
@@ -284,7 +290,20 @@ class Chooser {
       reject(*best, fmt::format("needs at least {} bytes on a rank, the budget is {}", least, options_.memory_budget), false);
       open_.erase(best);
     }
+    if (misfits_.empty()) std::rethrow_exception(too_many_tasks_);
     fail();
+  }
+
+  // look(), or the candidate is rejected for its tasks.
+  bool can_look(Candidate& candidate) {
+    try {
+      look(candidate);
+      return true;
+    } catch (const TooManyTasks& error) {
+      too_many_tasks_ = std::current_exception();
+      reject(candidate, error.what(), false);
+      return false;
+    }
   }
 
   // The smallest plan is found like the fastest.
@@ -294,7 +313,9 @@ class Chooser {
                                              [](const Candidate& a, const Candidate& b) { return a.bytes < b.bytes; });
       const bool are_all = smallest->looked_at == setting_.ranks();
       if (!is_known(*smallest) || (!are_all && smallest->effort < kEffortOfAnError)) {
-        look(*smallest);
+        if (can_look(*smallest)) continue;
+        misfits_.erase(smallest);
+        if (misfits_.empty()) std::rethrow_exception(too_many_tasks_);
         continue;
       }
       const std::string of_whom = are_all ? "" : fmt::format(" on the {} ranks that were looked at", smallest->looked_at);
@@ -317,6 +338,7 @@ class Chooser {
   int plans_ = 0;
   std::vector<Candidate> open_, misfits_;
   std::vector<Loser> rejected_;
+  std::exception_ptr too_many_tasks_;  // of the latest candidate that was rejected for them
 };
 
 }  // namespace

@@ -99,6 +99,11 @@ TEST(Automatic, KeepsTheRejectedAndWhy) {
               ::testing::UnorderedElementsAre("local:1", "local:2", "all-gather", "exchange", "ring", "pass-q", "ulysses"));
 }
 
+TEST(Automatic, CallsTiesTies) {
+  for (const Rejected& rejected : make_plan(problem(1000, 1), {}, 0).rejected())
+    EXPECT_THAT(rejected.reason, HasSubstr("no faster by the cost model")) << rejected.candidate;
+}
+
 // The price of messages, bytes and operations decides.
 TEST(Automatic, FollowsTheCosts) {
   PlanOptions options;

@@ -1,10 +1,13 @@
 #include "plan/device_memory.h"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 
 #include "kernels/attend.h"
 #include "kernels/rowwise.h"
 #include "plan/capability.h"
+#include "plan/cost.h"
 #include "plan/kernel_choice.h"
 #include "ringspan/error.h"
 
@@ -100,6 +103,7 @@ std::vector<MemoryLine> device_memory(const PlanData& data) {
 
 PlanData plan_for_device(const PlanData& data, bool device_messages) {
   PlanData result = data;
+  result.has_own_arena = true;
   result.options.device = DeviceKind::cuda;
   result.options.device_messages = device_messages;
   const std::string reason = unsupported_reason(result.problem, result.options);
@@ -109,6 +113,10 @@ PlanData plan_for_device(const PlanData& data, bool device_messages) {
     program->arena_bytes = program->regions.back().offset;  // it comes last
     program->regions.pop_back();
     program->scratch_offset = 0;
+  }
+  if (const std::int64_t budget = result.options.memory_budget, needed = peak_bytes(result); budget > 0 && needed > budget) {
+    throw OutOfBudget(
+        fmt::format("the plan was made for the CPU; on a device it needs {} bytes, memory_budget is {}", needed, budget));
   }
   result.attend = choose_kernel(result.problem, result.options, Pass::forward);
   if (result.has_backward) result.attend_backward = choose_kernel(result.problem, result.options, Pass::backward);

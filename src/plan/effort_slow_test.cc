@@ -49,6 +49,25 @@ TEST(Effort, FollowsTheRanksOwnTasks) {
   }
 }
 
+// A strategy that needs more tasks than a plan may have is no reason not to take another one.
+TEST(Effort, LeavesOutWhatNeedsTooManyTasks) {
+  Problem p = long_net(262'144, 8, "causal");
+  p.sharding_q = p.sharding_k = Sharding::parse("block_striped:64");
+  PlanOptions options;
+  options.backward = false;
+  const Plan plan = make_plan(p, options, 0);
+  EXPECT_NE(plan.strategy(), Strategy::ulysses);
+  const auto reason = [&](std::string_view name) -> std::string {
+    for (const Rejected& rejected : plan.rejected()) {
+      if (rejected.candidate == name) return rejected.reason;
+    }
+    return "";
+  };
+  EXPECT_NE(reason("ulysses").find("would have more than 8388608 tasks"), std::string::npos) << reason("ulysses");
+  options.strategy = Strategy::ulysses;
+  EXPECT_THROW(make_plan(p, options, 0), OutOfBudget);
+}
+
 // Twice the tokens on twice the ranks are twice the slices, but not for one rank.
 TEST(Effort, DoesNotGrowWithTheWorld) {
   const auto visited = [](std::int64_t tokens, int ranks) {

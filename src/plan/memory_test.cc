@@ -1,8 +1,13 @@
 // Memory per rank falls with the number of ranks, from the plans alone: the caller's tensors and the arena.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <memory>
+#include <string>
 
+#include "plan/device_memory.h"
+#include "plan/plan_data.h"
 #include "ringspan/error.h"
 #include "ringspan/plan.h"
 
@@ -55,6 +60,37 @@ TEST(Memory, HalvesWithTwiceTheRanks) {
       }
     }
   }
+}
+
+// Made for the CPU, its task lists come on top on a device, where it has no scratch. Nothing is known then of other ranks'
+// arenas.
+TEST(Memory, OfAPlanThatADeviceTakes) {
+  Problem p;
+  p.tokens_q = p.tokens_k = 65'536;
+  p.heads = p.kv_heads = 1;
+  p.head_dim = p.head_dim_v = 16;
+  p.ranks = 2;
+  p.pattern = Pattern::parse("dilated:16x1");
+  PlanOptions options;
+  const Plan plan = make_plan(p, options, 0);
+  options.memory_budget = std::max(bytes_of(plan, Pass::forward), bytes_of(plan, Pass::backward));
+  const Plan fits = make_plan(p, options, 0);
+  const Plan taken(std::make_shared<const internal::PlanData>(internal::plan_for_device(plan.data(), false)));
+  const std::int64_t needed = std::max(taken.memory_bytes(Pass::forward), taken.memory_bytes(Pass::backward));
+  ASSERT_GT(needed, options.memory_budget);
+  const auto message = [](const auto& call) -> std::string {
+    try {
+      call();
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return "taken";
+  };
+  EXPECT_EQ(message([&] { internal::plan_for_device(fits.data(), false); }),
+            "the plan was made for the CPU; on a device it needs " + std::to_string(needed) + " bytes, memory_budget is " +
+                std::to_string(options.memory_budget));
+  EXPECT_EQ(message([&] { EXPECT_GT(plan.arena_bytes(1), 0); }), "taken");
+  EXPECT_NE(message([&] { taken.arena_bytes(1); }).find("laid out for the device of rank 0"), std::string::npos);
 }
 
 // The components of a pass sum up to what it needs, those of the arena to the whole arena, and what is needed fits itself.

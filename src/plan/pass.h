@@ -14,6 +14,7 @@
 #include "plan/reads.h"
 #include "plan/route.h"
 #include "plan/strategy.h"
+#include "ringspan/error.h"
 
 namespace ringspan::internal {
 
@@ -29,6 +30,12 @@ inline constexpr std::int64_t kMaxHostStages = std::int64_t{1} << 17;
 
 // The most tasks of a pass, of some 0.5 KB each. More come of shards in many pieces, each of which meets many others.
 inline constexpr std::int64_t kMostTasks = std::int64_t{1} << 23;
+
+// That a strategy has more: others may have fewer.
+class TooManyTasks : public OutOfBudget {
+ public:
+  using OutOfBudget::OutOfBudget;
+};
 
 // What is the same for all ranks, made once per plan.
 struct Setting {

@@ -90,7 +90,7 @@ void PassBuilder::add_items(const Slice& found, const Entry& query, const Entry&
     if (!part.slice.heads.empty()) items.push_back(part);
   }
   if (std::ssize(items) + std::ssize(builder_.program().attend_items) > setting_.most_tasks) {
-    throw OutOfBudget(
+    throw TooManyTasks(
         fmt::format("rank {} would have more than {} tasks in a pass, one for each two pieces of shards that meet; "
                     "larger blocks of block_striped, contiguous or zigzag shards, or fewer tokens make fewer",
                     rank_, setting_.most_tasks));

@@ -119,6 +119,12 @@ std::int64_t Plan::arena_bytes() const { return std::max(data_->forward.arena_by
 
 std::int64_t Plan::arena_bytes(int rank) const {
   if (rank == data_->rank) return arena_bytes();
+  if (data_->has_own_arena) {
+    throw Unsupported(
+        fmt::format("arena_bytes of rank {}: this plan's arena was laid out for the device of rank {}; ask a plan "
+                    "that rank {} was given",
+                    rank, data_->rank, rank));
+  }
   PlanOptions options = data_->options;
   options.memory_budget = 0;  // everything is decided
   return make_plan(data_->problem, options, rank).arena_bytes();

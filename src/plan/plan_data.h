@@ -240,6 +240,7 @@ struct PlanData {
   int ranks_looked_at = 0;
   std::vector<Rejected> rejected;
   std::uint64_t fingerprint = 0;
+  bool has_own_arena = false;          // laid out anew for this rank's device: planning says nothing of other ranks' arenas
   std::shared_ptr<const void> choice;  // kept for who plans other ranks: see choose_together.h
 };
 
