@@ -13,8 +13,9 @@
 // passed to it, nor with the arena; views that interleave in one allocation are fine. What it only reads may overlap. Refused
 // are only an output that may overlap itself, as its strides do not nest (each dimension steps over all that smaller ones
 // span), and one that starts where something else that is passed starts; nothing else of this is checked. One execution at a
-// time per Attention and per communicator. backward() belongs to the latest forward() (the arena keeps what Plan::memory calls
-// "saved"), unless both are given memory for it, or restore_saved() gave back what an earlier one had kept.
+// time per Attention and per communicator. Before ranks agree nothing is written; where a pass fails later, its outputs hold
+// nothing of use, and the attention is over. backward() belongs to the latest forward() (the arena keeps what Plan::memory
+// calls "saved"), unless both are given memory for it, or restore_saved() gave back what an earlier one had kept.
 #pragma once
 
 #include <cstddef>

@@ -84,7 +84,9 @@ struct PlanOptions {
   Strategy strategy = Strategy::automatic;
   int computing_ranks = 0;                 // local only: how many ranks compute; 0: one
   std::int64_t bucket_rows = kBucketAuto;  // rows of a chunk that travel at once; kBucketNone: whole chunks
-  std::int64_t memory_budget = 0;          // bytes per rank where it computes, see Plan::memory; 0: unlimited
+  // Bytes per rank where it computes, of what Plan::memory lists; 0: unlimited. The plan itself comes on top: about a kilobyte
+  // per task, of which shards in many pieces have many.
+  std::int64_t memory_budget = 0;
   CostModel cost{};
   bool backward = true;        // plan the backward pass too
   bool keep_o_float32 = true;  // for 16-bit training: keep o in float32, delta is computed from it
@@ -164,7 +166,7 @@ class Plan {
 
   // Bytes of the one arena that execution needs, for both passes; alignment 64.
   std::int64_t arena_bytes() const;
-  // The same for another rank (plans it).
+  // The same for another rank (plans it). Throws Unsupported where an attention laid this plan out anew for its device.
   std::int64_t arena_bytes(int rank) const;
   // By component; the sum of the lines of a pass is what the rank needs in it: where it computes, but for the pinned ones.
   // Tensors that lie on the host are pinned. An optional dlse comes on top: 4 bytes per query row and head.

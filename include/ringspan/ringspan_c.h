@@ -138,7 +138,7 @@ typedef struct ringspan_options {
   uint64_t struct_size;
   const char* strategy;     /* NULL: "auto" */
   int64_t bucket_rows;      /* 0: as the planner thinks best; -1: whole chunks */
-  int64_t memory_budget;    /* bytes per rank, tensors and arena; 0: unlimited */
+  int64_t memory_budget;    /* bytes per rank, tensors and arena, without the plan itself; 0: unlimited */
   int32_t computing_ranks;  /* strategy "local" only */
   int32_t threads;          /* of this rank's kernels, at most 4096; 0: 1 */
   int32_t forward_only;     /* 1: plan no backward pass */
@@ -326,10 +326,10 @@ int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_
                                             ringspan_attention** attention);
 void ringspan_attention_destroy(ringspan_attention* attention);
 /* Collective. Tensors that one rank cannot pass (NULL, null data, a wrong struct_size) are refused on all ranks, and the
- * attention stays usable. What may overlap what: ringspan/attention.h. backward belongs to the latest forward of the attention,
- * which keeps what backward reads: layers that are alike each need an attention of their own. On a device both return when
- * everything is enqueued, see ringspan_attention_wait; an error of the device is noticed by the call that is made then, which
- * may be a later one, and is a RINGSPAN_DEVICE_ERROR. */
+ * attention stays usable; after any other failure outputs hold nothing of use. What may overlap what: ringspan/attention.h.
+ * backward belongs to the latest forward of the attention, which keeps what backward reads: layers that are alike each need an
+ * attention of their own. On a device both return when everything is enqueued, see ringspan_attention_wait; an error of the
+ * device is noticed by the call that is made then, which may be a later one, and is a RINGSPAN_DEVICE_ERROR. */
 int32_t ringspan_attention_forward(ringspan_attention* attention, const ringspan_forward_tensors* tensors);
 int32_t ringspan_attention_backward(ringspan_attention* attention, const ringspan_backward_tensors* tensors);
 /* Returns when everything that forward and backward enqueued is done; on the CPU, at once. */

@@ -53,20 +53,17 @@ Attention::Attention(const Problem& problem, const PlanOptions& options, Communi
     : impl_(std::make_unique<Impl>()) {
   const bool on_cpu = execute.device.empty() || execute.device == "cpu";
   PlanOptions tuned = options;
+  tuned.device = on_cpu ? DeviceKind::cpu : DeviceKind::cuda;  // whatever the caller said
   try {
-    if (on_cpu) tuned = with_tuned_sizes(problem, options);
+    if (on_cpu) tuned = with_tuned_sizes(problem, tuned);
   } catch (...) {  // the other ranks are told instead of left to wait
     internal::refuse(communicator, std::current_exception(), execute.deadline, kAgreeRounds);
   }
-  if (!on_cpu) tuned.device = DeviceKind::cuda;
   PlanOptions agreed = internal::agree_on_problem(communicator, problem, tuned, execute.deadline);
-  agreed.device = options.device;
   const auto plan = [&](internal::Device* device) {
     PlanOptions own = agreed;
-    if (device != nullptr && own.device == DeviceKind::cpu) {
-      own.device = DeviceKind::cuda;
-      own.device_messages = internal::takes_messages_of(communicator, *device);
-    }
+    own.device = device == nullptr ? DeviceKind::cpu : DeviceKind::cuda;
+    own.device_messages = device != nullptr && internal::takes_messages_of(communicator, *device);
     return plan_alive(problem, own, communicator);
   };
   impl_->construct(plan, communicator, execute, {});

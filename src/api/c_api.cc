@@ -181,10 +181,12 @@ int32_t ringspan_shard_positions(const ringspan_problem* problem, int32_t side, 
     const ringspan::Shard shard = whole                      ? ringspan::make_shard({}, p.tokens_q, 1, 0)
                                   : side == RINGSPAN_QUERIES ? ringspan::make_shard(p.sharding_q, p.tokens_q, p.ranks, rank)
                                                              : ringspan::make_shard(p.sharding_k, p.tokens_k, p.ranks, rank);
-    require(rows, "rows") = static_cast<std::uint64_t>(shard.rows);
-    if (positions == nullptr || capacity < *rows) return;
-    const std::vector<std::int64_t> list = shard.positions();
-    std::copy(list.begin(), list.end(), positions);
+    require(rows, "rows");
+    if (positions != nullptr && capacity >= static_cast<std::uint64_t>(shard.rows)) {
+      const std::vector<std::int64_t> list = shard.positions();
+      std::copy(list.begin(), list.end(), positions);
+    }
+    *rows = static_cast<std::uint64_t>(shard.rows);
   });
 }
 
@@ -240,8 +242,8 @@ int32_t ringspan_plan_host_bytes(const ringspan_plan* plan, int32_t pass, int64_
   return guard([&] {
     check_backward(require(plan, "plan").plan, pass_of(pass));
     const ringspan::Plan::HostBytes bytes = plan->plan.host_bytes(pass_of(pass));
-    require(to_device, "to_device") = bytes.to_device;
-    require(to_host, "to_host") = bytes.to_host;
+    require(to_device, "to_device"), require(to_host, "to_host");
+    *to_device = bytes.to_device, *to_host = bytes.to_host;
   });
 }
 
@@ -249,8 +251,8 @@ int32_t ringspan_plan_host_nanoseconds(const ringspan_plan* plan, int32_t pass, 
   return guard([&] {
     check_backward(require(plan, "plan").plan, pass_of(pass));
     const ringspan::Plan::HostTime time = plan->plan.host_nanoseconds(pass_of(pass));
-    require(copies, "copies") = time.copies;
-    require(exposed, "exposed") = time.exposed;
+    require(copies, "copies"), require(exposed, "exposed");
+    *copies = time.copies, *exposed = time.exposed;
   });
 }
 
@@ -288,7 +290,10 @@ int32_t ringspan_comm_create(const ringspan_communicator* callbacks, ringspan_co
   return guard([&] {
     require(comm, "comm") = nullptr;
     auto handle = std::make_unique<ringspan_comm>();
-    handle->communicator = ringspan::make_communicator(require(callbacks, "callbacks"));
+    // Nothing may fail after it is made, which would destroy what is still the caller's.
+    const auto owner = std::make_shared<std::unique_ptr<ringspan::Communicator>>();
+    *owner = ringspan::make_communicator(require(callbacks, "callbacks"));
+    handle->communicator = std::shared_ptr<ringspan::Communicator>(owner, owner->get());
     *comm = handle.release();
   });
 }
@@ -320,8 +325,7 @@ int32_t ringspan_attention_create(const ringspan_problem* problem, const ringspa
       e = execute_of(execute);
       p = problem_of(problem);
       o = options_of(options);
-      o.device = ringspan::DeviceKind::cpu;  // until the attention sets it to what it runs on
-    } catch (const std::exception&) {        // the other ranks are told instead of left to wait
+    } catch (const std::exception&) {  // the other ranks are told instead of left to wait
       ringspan::internal::refuse(*communicator, std::current_exception(), e.deadline, ringspan::kAgreeRounds);
     }
     *attention = new ringspan_attention{communicator, ringspan::Attention(p, o, *communicator, e), {}};
@@ -341,6 +345,10 @@ int32_t ringspan_attention_create_with_plan(const ringspan_plan* plan, ringspan_
       require(plan, "plan");
       if (arena == nullptr && arena_bytes > 0) {
         throw InvalidArgument(fmt::format("arena is null, but arena_bytes is {}", arena_bytes));
+      }
+      if (arena != nullptr && arena_bytes == 0 && plan->plan.arena_bytes() > 0) {
+        throw InvalidArgument(
+            fmt::format("arena_bytes is 0, but arena is given and the plan needs {}", plan->plan.arena_bytes()));
       }
     } catch (const std::exception&) {
       ringspan::internal::refuse(*communicator, std::current_exception(), e.deadline, ringspan::kPlanAgreeRounds);

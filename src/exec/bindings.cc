@@ -30,6 +30,14 @@ void check_reach(const Dimension& dimension, DType dtype, std::string_view name,
                                     dimension.name, dimension.stride, dimension.count - 1));
 }
 
+// Of a dimension of one element, whatever the caller says: not beyond what the others reach, so that sums of strides stay
+// sound.
+std::int64_t usable_stride(const Dimension& dimension, Int128 reach) {
+  const Int128 stride = dimension.stride;
+  const bool is_beyond = dimension.count <= 1 && (stride < 0 ? -stride : stride) > reach;
+  return is_beyond ? static_cast<std::int64_t>(reach) : dimension.stride;
+}
+
 // Whether two elements may share memory: sorted by stride, each dimension must step over all the smaller ones together.
 void check_overlap(std::array<Dimension, 3> dimensions, std::int64_t width, std::string_view name) {
   for (Dimension& dimension : dimensions) dimension.stride = dimension.count <= 1 ? 0 : std::abs(dimension.stride);
@@ -67,6 +75,9 @@ Binding check(const PlanData& plan, TensorKind kind, const ConstTensor& tensor, 
   Int128 reach = shape.width;
   for (const Dimension& dimension : dimensions) check_reach(dimension, shape.dtype, name, &reach);
   if (output) check_overlap(dimensions, shape.width, name);
+  binding.batch_stride = usable_stride(dimensions[0], reach);
+  binding.row_stride = usable_stride(dimensions[1], reach);
+  binding.head_stride = usable_stride(dimensions[2], reach);
   return binding;
 }
 

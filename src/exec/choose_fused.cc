@@ -146,6 +146,8 @@ class Chooser {
 
 PlanData choose_fused(const PlanData& data, Device& device, bool deterministic, std::int64_t arena_bytes) {
   PlanData chosen = Chooser(data, device, deterministic, arena_bytes).choose();
+  chosen.has_own_arena |=
+      chosen.forward.arena_bytes != data.forward.arena_bytes || chosen.backward.arena_bytes != data.backward.arena_bytes;
   const std::string_view own = device.own_kernel(attend_params(chosen).shape);
   for (KernelChoice* choice : {&chosen.attend, &chosen.attend_backward}) {
     constexpr std::string_view kAny = "_cuda";  // as planned, whatever the device has

@@ -17,6 +17,8 @@
 namespace ringspan::internal {
 namespace {
 
+constexpr const char* kNoForward = "the latest forward() was given memory for it, or none has run";
+
 bool has_saved(const Program& program) {
   return std::any_of(program.regions.begin(), program.regions.end(),
                      [](const Region& region) { return region.component == Component::saved && region.bytes > 0; });
@@ -227,7 +229,7 @@ void Executor::backward(const BackwardTensors& tensors) {
   execute(Pass::backward, [&] {
     if (!plan_->has_backward) throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
     if (!has_forward_ && reads_saved_ && tensors.saved.empty()) {
-      throw InvalidArgument("backward() reads what forward() keeps in the arena, but forward() has not run");
+      throw InvalidArgument(std::string("backward() reads what forward() keeps in the arena, but ") + kNoForward);
     }
     Bindings bindings = bind(*plan_, tensors, reads_o_);
     bindings.saved = given_saved(tensors.saved);
@@ -280,6 +282,7 @@ void Executor::restore_saved(std::span<const std::byte> saved) {
 
 void Executor::copy_saved(std::span<std::byte> target) {
   check_saved(target.size());
+  if (!has_forward_ && !target.empty()) throw InvalidArgument(std::string("there is nothing to copy: ") + kNoForward);
   copy_bytes(target.data(), arena_.data(), target.size());
 }
 
@@ -313,7 +316,6 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
   if (failure_ != nullptr) std::rethrow_exception(failure_);
   const Clock::time_point begin = Clock::now();
   waiting_ = {};
-  trace_.begin_pass(pass);
   pass_ = &passes_[static_cast<int>(pass)];
   std::exception_ptr own_error;
   try {
@@ -338,7 +340,7 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
     fail();
     throw;
   }
-  has_forward_ = has_forward_ || (pass == Pass::forward && bindings_.saved == nullptr);
+  if (pass == Pass::forward) has_forward_ = bindings_.saved == nullptr;
   const std::chrono::duration<double> seconds = Clock::now() - begin;
   pass_->stats.seconds = seconds.count();
   pass_->stats.waiting_seconds = std::chrono::duration<double>(waiting_).count();
@@ -348,6 +350,7 @@ void Executor::execute(Pass pass, const Bind& bind_tensors) {
 void Executor::agree(Pass pass, const std::exception_ptr& own_error) {
   if (communicator_.size() == 1) {
     if (own_error != nullptr) std::rethrow_exception(own_error);
+    trace_.begin_pass(pass);
     return;
   }
   const Clock::time_point begin = Clock::now();
@@ -360,6 +363,7 @@ void Executor::agree(Pass pass, const std::exception_ptr& own_error) {
                         own_error, options_.deadline);
   const Clock::time_point end = Clock::now();
   waiting_ += end - begin;
+  trace_.begin_pass(pass);
   trace_.add(Trace::Lane::wait, -1, begin, end);
 }
 

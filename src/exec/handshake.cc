@@ -160,26 +160,26 @@ void refuse(Communicator& communicator, const std::exception_ptr& own_error, Com
 
 PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem, const PlanOptions& options,
                              Communicator::Seconds deadline) {
+  Fields fields;
   try {
     check_own(communicator, problem, options, deadline);
-  } catch (...) {  // such a problem, or such options, have nothing that could be compared
+    if (communicator.size() == 1) return options;
+    fields.number("the version of ringspan", RINGSPAN_VERSION);
+    add_problem(problem, fields);
+    add_options(options, fields);
+    fields.number("bucket_rows", options.bucket_rows);
+    add_cost(options, fields);
+    const RankOverhead own = own_overhead(problem, options);
+    fields.most("forward_scratch", own.forward_scratch);
+    fields.most("backward_scratch", own.backward_scratch);
+    fields.most("task_lists", own.task_lists ? 1 : 0);
+    fields.most("gradient_sums", own.gradient_sums ? 1 : 0);
+    fields.minimum("keys_without_state", own.keys_without_state);
+    fields.minimum("tuned.bucket_rows", options.tuned.bucket_rows);
+    fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
+  } catch (...) {  // such a problem, or such options, have nothing that could be compared; or there is no memory for it
     refuse(communicator, std::current_exception(), deadline, kAgreeRounds);
   }
-  if (communicator.size() == 1) return options;
-  Fields fields;
-  fields.number("the version of ringspan", RINGSPAN_VERSION);
-  add_problem(problem, fields);
-  add_options(options, fields);
-  fields.number("bucket_rows", options.bucket_rows);
-  add_cost(options, fields);
-  const RankOverhead own = own_overhead(problem, options);
-  fields.most("forward_scratch", own.forward_scratch);
-  fields.most("backward_scratch", own.backward_scratch);
-  fields.most("task_lists", own.task_lists ? 1 : 0);
-  fields.most("gradient_sums", own.gradient_sums ? 1 : 0);
-  fields.minimum("keys_without_state", own.keys_without_state);
-  fields.minimum("tuned.bucket_rows", options.tuned.bucket_rows);
-  fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
   Agreement agreement(communicator);
   const auto extents = agreement.agree(fields.list(), nullptr, deadline);
   PlanOptions agreed = options;

@@ -15,6 +15,9 @@ namespace {
 // Elements per piece of work: some ten microseconds.
 constexpr std::int64_t kPieceElements = std::int64_t{1} << 15;
 
+// Of a sum of exponentials, in one thread: some ten microseconds.
+constexpr std::int64_t kRowsPerTick = 1024;
+
 // One row of one head of one batch item.
 struct Row {
   const RowTask& task;
@@ -268,13 +271,15 @@ void delta_rows(std::span<const RowTask> tasks, int width, const Context& contex
 
 void sink_gradient(std::span<const RowTask> tasks, const float* sinks, double* gradient, const Context& context) {
   for (const RowTask& task : tasks) {
-    const auto sum_head = [&](std::int64_t t, int) {
+    const auto sum_head = [&](std::int64_t t, int thread) {
+      Progress progress(context, thread);
       const std::int64_t head = task.head_first + t * task.head_step;
       if (sinks[head] == kMinusInfinity) return;  // none, whatever delta is
       double sum = 0.0;
       for (std::int64_t batch = 0; batch < task.batch_count; ++batch) {
         for (std::int64_t r = 0; r < task.row_count; ++r) {
           const Row row{task, batch, r, t};
+          if (r % kRowsPerTick == 0) progress.tick();
           if (row.scalar(0) == kMinusInfinity) continue;
           sum += std::exp(static_cast<double>(sinks[head]) - static_cast<double>(row.scalar(0))) *
                  static_cast<double>(row.scalar(1));

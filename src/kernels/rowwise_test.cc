@@ -336,6 +336,21 @@ TEST_P(RowwiseTest, SinkGradient) {
     EXPECT_NEAR(gradient[head], expected[head], 1e-9 * (1 + std::abs(expected[head])));
 }
 
+// Other ranks must see that this one lives: some ten milliseconds of one head.
+TEST_P(RowwiseTest, SinkGradientShowsProgress) {
+  float lse = 0.5F, delta = 0.25F;
+  RowTask task;
+  task.batch_count = task.head_count = 1, task.row_count = rows_ * 1000;  // one row, again and again
+  task.operands[0] = {&lse, DType::float32, 0, 0, 0}, task.operands[1] = {&delta, DType::float32, 0, 0, 0};
+  const float sink = 0.0F;
+  double gradient = 0.0;
+  int calls = 0;
+  const auto count = [&] { ++calls; };
+  sink_gradient(std::vector{task}, &sink, &gradient, {pool_, nullptr, FunctionRef<void()>(count)});
+  EXPECT_NEAR(gradient, -std::exp(-0.5) * 0.25 * static_cast<double>(task.row_count), 1e-3);
+  EXPECT_GE(calls, rows_ > 1000 ? 2 : 0);
+}
+
 TEST_P(RowwiseTest, TasksOnTheSameRowsRunInOrder) {
   Tensor source = random_tensor(DType::float32, 2, rows_, 3, 8, false, 120);
   Tensor target = random_tensor(DType::bfloat16, 2, rows_, 3, 8, false, 121);

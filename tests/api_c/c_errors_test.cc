@@ -157,6 +157,14 @@ TEST(CErrors, OfHandlesAndOutputs) {
   expect_error(ringspan_shard_positions(&problem, 2, 0, nullptr, 0, &rows), RINGSPAN_INVALID_ARGUMENT, "side (2)");
   expect_error(ringspan_shard_positions(&problem, 0, 1, nullptr, 0, &rows), RINGSPAN_INVALID_ARGUMENT,
                "rank (1) must be in [0, 1)");
+  ringspan_plan* plan = nullptr;  // of a call that fails nothing is written
+  ASSERT_EQ(ringspan_plan_create(&problem, nullptr, 0, &plan), RINGSPAN_OK);
+  bytes = -7;
+  expect_error(ringspan_plan_host_bytes(plan, RINGSPAN_FORWARD, &bytes, nullptr), RINGSPAN_INVALID_ARGUMENT, "to_host is null");
+  expect_error(ringspan_plan_host_nanoseconds(plan, RINGSPAN_FORWARD, &bytes, nullptr), RINGSPAN_INVALID_ARGUMENT,
+               "exposed is null");
+  EXPECT_EQ(bytes, -7);
+  ringspan_plan_destroy(plan);
   ringspan_plan_destroy(nullptr);
   ringspan_comm_destroy(nullptr);
   ringspan_attention_destroy(nullptr);
@@ -190,6 +198,8 @@ TEST(CErrors, OfArenasAndStructsAtExecution) {
   alignas(64) std::byte memory[64];
   expect_error(ringspan_attention_create_with_plan(plan, comm, nullptr, nullptr, 64, &attention), RINGSPAN_INVALID_ARGUMENT,
                "arena is null, but arena_bytes is 64");
+  expect_error(ringspan_attention_create_with_plan(plan, comm, nullptr, memory, 0, &attention), RINGSPAN_INVALID_ARGUMENT,
+               "arena_bytes is 0, but arena is given and the plan needs");
   expect_error(ringspan_attention_create_with_plan(plan, comm, nullptr, memory, 64, &attention), RINGSPAN_INVALID_ARGUMENT,
                "arena has 64 bytes, but the plan needs");
   ringspan_execute_options execute = {sizeof execute, -1.0, 0, 0, nullptr, nullptr, nullptr, nullptr};

@@ -90,14 +90,19 @@ TEST(AttentionErrors, GradientOfSinks) {
 }
 
 // In 16 bits backward reads the float32 o that forward kept, so it needs a forward, and no o.
+constexpr const char* kNoForward =
+    "backward() reads what forward() keeps in the arena, but the latest forward() was given memory for it, or none has run";
+
 TEST(AttentionErrors, BackwardWithoutForward) {
   Case test = make_case(2);
   test.problem.dtype = DType::bfloat16;
   const Whole whole(test);
   run(test, whole, [](Attention& attention, const RankTensors& tensors) {
-    expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); },
-                                  "backward() reads what forward() keeps in the arena, but forward() has not run");
+    expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); }, kNoForward);
+    const SharedMemory memory(attention.saved().size());
+    expect_throw<InvalidArgument>([&] { attention.copy_saved(memory.bytes()); }, "there is nothing to copy");
     attention.forward(tensors.forward());
+    attention.copy_saved(memory.bytes());
     BackwardTensors backward = tensors.backward();
     backward.o = {};
     attention.backward(backward);
@@ -129,9 +134,9 @@ TEST(AttentionErrors, SavedOfAnotherPlan) {
     ForwardTensors over = forward;
     over.o.data = memory.bytes().data();
     expect_throw<InvalidArgument>([&] { attention.forward(over); }, "o is written and must not share memory with saved");
-    attention.forward(forward);
-    expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); },
-                                  "backward() reads what forward() keeps in the arena, but forward() has not run");
+    attention.forward(tensors.forward());
+    attention.forward(forward);  // what the one before kept is not this one's
+    expect_throw<InvalidArgument>([&] { attention.backward(tensors.backward()); }, kNoForward);
     BackwardTensors backward = tensors.backward();
     backward.saved = forward.saved;
     BackwardTensors spoiled = backward;
@@ -264,9 +269,11 @@ TEST(AttentionErrors, TensorsOfOneRank) {
 }
 
 TEST(AttentionErrors, ARefusedPassLeavesTheStats) {
-  const Case test = make_case(2);
+  Case test = make_case(2);
+  test.execute.trace = true;
   run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
     forward_and_backward(attention, tensors);
+    const std::string trace = attention.trace_json();
     const PassStats before = attention.stats(Pass::backward);
     BackwardTensors backward = tensors.backward();
     backward.dq.data = nullptr;
@@ -277,6 +284,17 @@ TEST(AttentionErrors, ARefusedPassLeavesTheStats) {
     EXPECT_EQ(after.waiting_seconds, before.waiting_seconds);
     EXPECT_EQ(after.sent_bytes, before.sent_bytes);
     EXPECT_EQ(after.received_bytes, before.received_bytes);
+    EXPECT_EQ(attention.trace_json(), trace);
+  });
+}
+
+// An attention runs on what ExecuteOptions name.
+TEST(AttentionErrors, ADeviceOfThePlanOptionsSaysNothing) {
+  Case test = make_case(2);
+  test.options.device = DeviceKind::cuda;
+  run(test, Whole(test), [](Attention& attention, const RankTensors& tensors) {
+    EXPECT_EQ(attention.plan().options().device, DeviceKind::cpu);
+    forward_and_backward(attention, tensors);
   });
 }
 

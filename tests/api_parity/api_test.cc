@@ -2,6 +2,8 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <cstdint>
+#include <limits>
 
 #include "api_testing/world.h"
 #include "comm_testing/decorators.h"
@@ -184,6 +186,28 @@ TEST(Threads, SameBitsOfSmallTasks) {
       test.options.threads = threads;
       EXPECT_TRUE(run(test, whole) == first) << pattern << ", " << threads << " threads";
     }
+  }
+}
+
+// A stride that nobody steps over may be anything.
+TEST(Strides, OfDimensionsOfOneElement) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int64_t>::max(), kLeast = std::numeric_limits<std::int64_t>::min();
+  Case test = make_case("full", Strategy::local, 1, 300);
+  test.problem.tokens_q = 1;
+  const Whole whole(test);
+  const Outputs expected = run(test, whole);
+  EXPECT_EQ(judge(test, whole, expected), "");
+  for (const std::int64_t stride : {kMost, kLeast, std::int64_t{1} << 40, std::int64_t{0}}) {
+    const Outputs outputs = run(test, whole, [&](Attention& attention, const RankTensors& tensors) {
+      ForwardTensors forward = tensors.forward();
+      BackwardTensors backward = tensors.backward();
+      forward.q.token_stride = forward.o.token_stride = forward.k.batch_stride = forward.v.batch_stride = stride;
+      backward.q.token_stride = backward.o.token_stride = backward.d_out.token_stride = backward.dq.token_stride = stride;
+      backward.dk.batch_stride = backward.dq.batch_stride = stride;
+      attention.forward(forward);
+      attention.backward(backward);
+    });
+    EXPECT_TRUE(outputs == expected) << stride;
   }
 }
 
