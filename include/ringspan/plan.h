@@ -84,8 +84,8 @@ struct PlanOptions {
   Strategy strategy = Strategy::automatic;
   int computing_ranks = 0;                 // local only: how many ranks compute; 0: one
   std::int64_t bucket_rows = kBucketAuto;  // rows of a chunk that travel at once; kBucketNone: whole chunks
-  // Bytes per rank where it computes, of what Plan::memory lists; 0: unlimited. The plan itself comes on top: about a kilobyte
-  // per task, of which shards in many pieces have many.
+  // Bytes per rank where it computes, of what Plan::memory lists; 0: unlimited. The plan itself comes on top: it grows with its
+  // tasks, of which shards in many pieces have many.
   std::int64_t memory_budget = 0;
   CostModel cost{};
   bool backward = true;        // plan the backward pass too

@@ -51,11 +51,16 @@ class UnitForward {
     const IndexRange all{keys.begin / key_tile() * key_tile(), keys.end};
     if (is_few(task, heads, all)) return run_few(task, heads, rows, all);
     const std::int64_t tiles = ceil_div(heads.size() * rows.size(), query_tile());
-    // Without a state, all in one run.
-    const bool has_state = task.m.data != nullptr, at_once = tiles > kAheadTiles || !has_state;
-    const bool is_narrow = has_state && keys_of_row(task, (rows.begin + rows.end) / 2).size() <= kNearTiles * key_tile();
-    const std::int64_t most = is_narrow ? std::min<std::int64_t>(s_.run_tiles, 2 * kNearTiles) : s_.run_tiles;
-    const std::int64_t length = key_tile() * (at_once ? most : std::min<std::int64_t>(s_.run_tiles, 2 * tiles));
+    std::int64_t run_tiles = s_.run_tiles;  // without a state, all in one run
+    if (task.m.data != nullptr) {
+      const bool is_narrow = keys_of_row(task, (rows.begin + rows.end) / 2).size() <= kNearTiles * key_tile();
+      if (tiles <= kAheadTiles) {
+        run_tiles = std::min(run_tiles, 2 * tiles);
+      } else if (is_narrow) {
+        run_tiles = std::min(run_tiles, 2 * kNearTiles);
+      }
+    }
+    const std::int64_t length = key_tile() * run_tiles;
     for (std::int64_t begin = all.begin; begin < all.end; begin += length) {
       const IndexRange run{begin, std::min(begin + length, all.end)};
       IndexRange seeing = rows_of_keys(task, run, first, last);

@@ -278,7 +278,7 @@ class Chooser {
         return std::pair(a.nanoseconds, a.place) < std::pair(b.nanoseconds, b.place);
       });
       if (is_known(*best)) return *best;
-      if (!can_look(*best)) {
+      if (!try_look(*best)) {
         open_.erase(best);
         continue;
       }
@@ -295,7 +295,7 @@ class Chooser {
   }
 
   // look(), or the candidate is rejected for its tasks.
-  bool can_look(Candidate& candidate) {
+  bool try_look(Candidate& candidate) {
     try {
       look(candidate);
       return true;
@@ -313,7 +313,7 @@ class Chooser {
                                              [](const Candidate& a, const Candidate& b) { return a.bytes < b.bytes; });
       const bool are_all = smallest->looked_at == setting_.ranks();
       if (!is_known(*smallest) || (!are_all && smallest->effort < kEffortOfAnError)) {
-        if (can_look(*smallest)) continue;
+        if (try_look(*smallest)) continue;
         misfits_.erase(smallest);
         if (misfits_.empty()) std::rethrow_exception(too_many_tasks_);
         continue;

@@ -28,7 +28,7 @@ inline Progression heads_progression(HeadRange heads) { return {heads.begin, 1, 
 inline constexpr std::int64_t kMaxStages = (std::int64_t{1} << 23) - (std::int64_t{1} << 20);
 inline constexpr std::int64_t kMaxHostStages = std::int64_t{1} << 17;
 
-// The most tasks of a pass, of some 0.5 KB each. More come of shards in many pieces, each of which meets many others.
+// The most tasks of a pass. More come of shards in many pieces, each of which meets many others.
 inline constexpr std::int64_t kMostTasks = std::int64_t{1} << 23;
 
 // That a strategy has more: others may have fewer.
