@@ -8,6 +8,21 @@
 
 namespace ringspan::internal {
 
+namespace {
+
+std::byte* allocate(std::int64_t bytes) {
+  void* const data = ::operator new(static_cast<std::size_t>(bytes), std::align_val_t{Arena::kAlignment}, std::nothrow);
+  if (data == nullptr) {
+    throw OutOfBudget(
+        fmt::format("out of memory: the arena needs {} bytes; a rank takes less with more ranks, smaller buckets "
+                    "or a memory budget",
+                    bytes));
+  }
+  return static_cast<std::byte*>(data);
+}
+
+}  // namespace
+
 void check_arena(std::int64_t bytes, std::span<const std::byte> given) {
   if (given.empty()) return;
   if (static_cast<std::int64_t>(given.size()) < bytes) {
@@ -28,9 +43,7 @@ Arena::Arena(std::int64_t bytes, std::span<std::byte> given, Device* device) : b
     return;
   }
   if (bytes == 0) return;
-  data_ = device != nullptr
-              ? device->allocate(bytes)
-              : static_cast<std::byte*>(::operator new(static_cast<std::size_t>(bytes), std::align_val_t{kAlignment}));
+  data_ = device != nullptr ? device->allocate(bytes) : allocate(bytes);
   owned_ = true;
 }
 

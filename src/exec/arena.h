@@ -15,8 +15,8 @@ class Arena {
  public:
   static constexpr std::size_t kAlignment = 64;
 
-  // Uses `given` where it is not empty: at least `bytes` long and aligned to kAlignment, otherwise InvalidArgument. With a
-  // device, memory of that device; it must live longer.
+  // Uses `given` where it is not empty: at least `bytes` long and aligned to kAlignment, otherwise InvalidArgument; none
+  // to be had: OutOfBudget. With a device, memory of that device; it must live longer.
   Arena(std::int64_t bytes, std::span<std::byte> given, Device* device = nullptr);
   ~Arena();
   Arena(const Arena&) = delete;

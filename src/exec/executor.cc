@@ -227,7 +227,8 @@ void Executor::forward(const ForwardTensors& tensors) {
 
 void Executor::backward(const BackwardTensors& tensors) {
   execute(Pass::backward, [&] {
-    if (!plan_->has_backward) throw InvalidArgument("the plan has no backward pass: it was made with backward = false");
+    if (!plan_->has_backward)
+      throw InvalidArgument("the plan has no backward pass: it was made with backward = false (in C forward_only = 1)");
     if (!has_forward_ && reads_saved_ && tensors.saved.empty()) {
       throw InvalidArgument(std::string("backward() reads what forward() keeps in the arena, but ") + kNoForward);
     }

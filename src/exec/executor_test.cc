@@ -13,6 +13,7 @@
 
 #include "comm/rounds.h"
 #include "comm_testing/decorators.h"
+#include "exec/arena.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
@@ -258,6 +259,17 @@ std::string message_of(Function&& function) {
   return "no InvalidArgument";
 }
 
+#if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // whose allocators end the program instead
+TEST(Arena, SaysHowMuchCannotBeHad) {
+  try {
+    Arena(std::int64_t{1} << 60, {});
+    ADD_FAILURE() << "an exabyte was had";
+  } catch (const OutOfBudget& error) {
+    EXPECT_EQ(std::string(error.what()).find("out of memory: the arena needs 1152921504606846976 bytes"), 0U) << error.what();
+  }
+}
+#endif
+
 TEST(Executor, RefusesWhatDoesNotFitThePlan) {
   auto world = make_thread_world(2);
   HandMade two(2, 0);
@@ -322,7 +334,8 @@ TEST(Executor, ChecksTheCallersTensors) {
   const float one[kHeads] = {};
   EXPECT_EQ(refused([&](auto& t) { t.sinks = one; }), "sinks is given, but the problem has sinks = false");
   EXPECT_EQ(refused([&](auto& t) { t.alibi_slopes = one; }), "alibi_slopes is given, but the problem has alibi = false");
-  EXPECT_EQ(message_of([&] { executor.backward({}); }), "the plan has no backward pass: it was made with backward = false");
+  EXPECT_EQ(message_of([&] { executor.backward({}); }),
+            "the plan has no backward pass: it was made with backward = false (in C forward_only = 1)");
   // A refusal leaves the executor usable.
   executor.forward(tensors_of(whole, 0, outputs));
   expect_right(whole, 0, outputs);

@@ -103,6 +103,7 @@ RankOverhead own_overhead(const Problem& problem, const PlanOptions& options) {
     own.task_lists = options.device != DeviceKind::cpu;
     own.keys_without_state = keys_without_state(problem, options);
     own.gradient_sums = !writes_gradients(options);
+    own.ungrouped_tasks = !groups_tasks(options);
     return own;
   } catch (const Error&) {
     return {};
@@ -174,6 +175,7 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
     fields.most("backward_scratch", own.backward_scratch);
     fields.most("task_lists", own.task_lists ? 1 : 0);
     fields.most("gradient_sums", own.gradient_sums ? 1 : 0);
+    fields.most("ungrouped_tasks", own.ungrouped_tasks ? 1 : 0);
     fields.minimum("keys_without_state", own.keys_without_state);
     fields.minimum("tuned.bucket_rows", options.tuned.bucket_rows);
     fields.minimum("memory_budget", options.memory_budget == 0 ? kUnlimited : options.memory_budget);
@@ -183,14 +185,15 @@ PlanOptions agree_on_problem(Communicator& communicator, const Problem& problem,
   Agreement agreement(communicator);
   const auto extents = agreement.agree(fields.list(), nullptr, deadline);
   PlanOptions agreed = options;
-  const std::span<const AgreeExtent> last = std::span(extents).last(7);  // of forward_scratch and what follows it
-  agreed.tuned.bucket_rows = last[5].minimum;                            // 0 where a rank has measured nothing
-  agreed.memory_budget = last[6].minimum == kUnlimited ? 0 : last[6].minimum;
-  if (agreed.memory_budget != 0) {
-    agreed.most_overhead = {last[0].maximum, last[1].maximum, last[2].maximum != 0, last[4].minimum, last[3].maximum != 0};
-  }
-  // Which buckets are chosen depends on it, with a budget or without.
-  if (writes_gradients(options)) agreed.most_overhead.gradient_sums = last[3].maximum != 0;
+  const std::span<const AgreeExtent> last = std::span(extents).last(8);  // of forward_scratch and what follows it
+  agreed.tuned.bucket_rows = last[6].minimum;                            // 0 where a rank has measured nothing
+  agreed.memory_budget = last[7].minimum == kUnlimited ? 0 : last[7].minimum;
+  const RankOverhead most{last[0].maximum, last[1].maximum,      last[2].maximum != 0,
+                          last[5].minimum, last[3].maximum != 0, last[4].maximum != 0};
+  if (agreed.memory_budget != 0) agreed.most_overhead = most;
+  // Which buckets are chosen depends on these, with a budget or without.
+  if (writes_gradients(options)) agreed.most_overhead.gradient_sums = most.gradient_sums;
+  if (groups_tasks(options)) agreed.most_overhead.ungrouped_tasks = most.ungrouped_tasks;
   return agreed;
 }
 

@@ -173,5 +173,21 @@ TEST(Handshake, TheSmallestBudgetWinsAndThreadsAreFree) {
   });
 }
 
+// Which buckets are chosen depends on it: kernels take tasks over the same rows together on all ranks, or on none.
+TEST(Handshake, TasksAreGroupedByAllOrNone) {
+  for (const bool one_calls : {false, true}) {
+    run_thread_ranks(3, [&](Communicator& communicator) {
+      Given own = given();
+      own.options.device = DeviceKind::cuda;
+      own.problem.dtype = DType::bfloat16;
+      const bool calls = one_calls && communicator.rank() == 1;
+      if (calls) own.options.partials = Partials::storage;
+      const PlanOptions agreed = agree_on_problem(communicator, own.problem, own.options, kDeadline);
+      EXPECT_EQ(agreed.most_overhead.ungrouped_tasks, one_calls && !calls);
+      EXPECT_FALSE(agreed.most_overhead.gradient_sums);
+    });
+  }
+}
+
 }  // namespace
 }  // namespace ringspan::internal

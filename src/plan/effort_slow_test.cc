@@ -216,6 +216,27 @@ TEST(Effort, IsTheSameOnAllMachines) {
   EXPECT_EQ(cpu.ranks_looked_at, device.ranks_looked_at);
 }
 
+// Tasks that are calls of a library each are more, or fewer, and keep more states: a rank with kernels of ours plans as the
+// rank that has such, where they agree.
+TEST(Effort, IsTheSameWhateverPartialsARankKeeps) {
+  Problem p = long_net(kMillion / 4, 64, "dilated:2048x1,8192x4");
+  p.sharding_q = p.sharding_k = Sharding::parse("striped");
+  p.dtype = DType::bfloat16;
+  for (const std::int64_t budget : {std::int64_t{0}, std::int64_t{200} << 20}) {
+    SCOPED_TRACE(budget);
+    PlanOptions options;
+    options.device = DeviceKind::cuda;
+    options.memory_budget = budget;
+    options.most_overhead.ungrouped_tasks = true;  // as ranks of both kinds agree
+    const internal::Choice ours = internal::choose(p, options);
+    options.partials = Partials::storage;
+    const internal::Choice library = internal::choose(p, options);
+    EXPECT_EQ(ours.setting.bucket_rows, library.setting.bucket_rows);
+    EXPECT_EQ(ours.plans, library.plans);
+    EXPECT_EQ(ours.ranks_looked_at, library.ranks_looked_at);
+  }
+}
+
 // More ranks than there is time to look at.
 TEST(Effort, ChoosingEnds) {
   const internal::Choice choice = internal::choose(long_net(10'000'000, 1000, "causal"), {});

@@ -29,6 +29,11 @@ inline bool writes_gradients(const PlanOptions& options) {
   return options.device != DeviceKind::cpu && !options.host_tensors && !options.most_overhead.gradient_sums;
 }
 
+// Whether kernels take tasks over the same rows together: ours on a device, but where ranks agreed that not all do.
+inline bool groups_tasks(const PlanOptions& options) {
+  return writes_gradients(options) && options.partials != Partials::storage && !options.most_overhead.ungrouped_tasks;
+}
+
 // What that kernel needs with that tile; nothing on a device.
 std::int64_t kernel_scratch_bytes(const Problem& problem, const PlanOptions& options, Pass pass);
 

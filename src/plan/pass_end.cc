@@ -175,11 +175,11 @@ Program PassBuilder::finish() {
   Program& program = builder_.assemble();
   const PlanOptions& options = setting_.options;
   const bool on_device = writes_gradients(options);
-  const bool groups_tasks = on_device && options.partials != Partials::storage;  // else each is a call of a library
-  if (groups_tasks) split_tasks(&program, problem().group());
-  if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), options), groups_tasks);
+  const bool groups = groups_tasks(options);
+  if (groups) split_tasks(&program, problem().group());
+  if (!backward_) settle(&program, problem().sinks, keys_without_state(problem(), options), groups);
   if (backward_ && on_device) {
-    settle_gradients(&program, problem().group(), groups_tasks);
+    settle_gradients(&program, problem().group(), groups);
     compact_sums(builder_, problem().group());
   }
   if (!program.attend_items.empty() && setting_.options.device == DeviceKind::cpu) {

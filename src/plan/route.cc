@@ -7,6 +7,7 @@
 
 #include "base/arithmetic.h"
 #include "base/check.h"
+#include "plan/near.h"
 
 namespace ringspan::internal {
 namespace {
@@ -141,12 +142,14 @@ class Readers {
 // The union of what readers read, piece by piece of the owner's shard.
 class Union {
  public:
-  explicit Union(const std::vector<Progression>& pieces) : pieces_(pieces), sets_(pieces.size()) {}
+  explicit Union(const std::vector<Progression>& pieces) : pieces_(pieces), ranges_(pieces), sets_(pieces.size()) {}
 
   void add(std::span<const Box> boxes) {
     for (const Box& box : boxes) {
-      for (std::size_t i = 0; i < pieces_.size(); ++i) {
-        if (pieces_[i].contains(box.positions.first)) sets_[i].add(box);
+      const std::int64_t first = box.positions.first;
+      ranges_.find(first, first + 1, near_);
+      for (const std::size_t i : near_) {
+        if (pieces_[i].contains(first)) sets_[i].add(box);
       }
     }
   }
@@ -161,7 +164,9 @@ class Union {
 
  private:
   const std::vector<Progression>& pieces_;
+  Ranges ranges_;
   std::vector<BoxSet> sets_;
+  std::vector<std::size_t> near_;
 };
 
 // Legs from the last reader back to the owner: a hop carries what the readers from there on read.
