@@ -29,6 +29,7 @@ class GradientSettler {
  private:
   // What is known of sums that tasks add to.
   struct Sums {
+    bool known = true;           // nothing else uses them
     int caller = kSums;          // operand of `rows` that is the caller's gradient
     std::vector<RowItem> rows;   // that become it: copied there, or of float32 filled, where it is the sums
     std::vector<RowItem> fills;  // of the sums
@@ -46,12 +47,17 @@ class GradientSettler {
   void settle(std::vector<int> operands, bool AttendItem::*writes) {
     std::map<std::vector<std::int32_t>, std::vector<Group>> groups;
     if (!collect(operands, groups)) return;
+    std::map<std::int32_t, Sums> all;
+    for (const auto& [views, members] : groups) {
+      for (const std::int32_t index : views)
+        all[index].caller = index >= 0 && program_.views[static_cast<std::size_t>(index)].in_arena ? kGradient : kSums;
+    }
+    find_sums(all);
     for (auto& [views, members] : groups) {
       std::map<std::int32_t, Sums> sums;
-      for (const std::int32_t view : views) {
-        auto found = find_sums(view);
-        if (!found) break;
-        sums.emplace(view, std::move(*found));
+      for (const std::int32_t index : views) {
+        Sums& own = all.at(index);
+        if (own.known && !own.rows.empty()) sums.emplace(index, std::move(own));
       }
       if (sums.size() == views.size()) settle(operands, views, members, sums, writes);
     }
@@ -148,32 +154,29 @@ class GradientSettler {
     return inside.empty() ? std::optional(std::vector{item}) : uncovered(item, kSums, inside);
   }
 
-  // Of float32 the caller's rows that are filled, else what is copied to them; nothing where they are used otherwise.
-  std::optional<Sums> find_sums(std::int32_t view_of_sums) const {
-    if (view_of_sums < 0) return std::nullopt;
-    Sums sums;
-    const bool in_arena = program_.views[static_cast<std::size_t>(view_of_sums)].in_arena;
-    sums.caller = in_arena ? kGradient : kSums;
-    bool known = true;
+  // Of float32 the caller's rows that are filled, else what is copied to them; not known where they are used otherwise.
+  void find_sums(std::map<std::int32_t, Sums>& all) const {
     for_launches(program_, [&](const Launch& launch) {
       if (is_attention(launch.kind) || launch.kind == LaunchKind::sum_sinks) return;
       for (std::int64_t index = launch.first; index < launch.first + launch.count; ++index) {
         const RowItem& item = program_.row_items[static_cast<std::size_t>(index)];
         for (const RowRef& ref : item.operands) {
-          if (ref.view != view_of_sums) continue;
-          const bool is_sums = &ref == &item.operands[kSums];
-          const bool casts = is_sums && launch.kind == LaunchKind::copy && !view(item.operands[kGradient]).in_arena;
-          const bool fills = is_sums && launch.kind == LaunchKind::fill;
-          const bool adds = launch.kind == LaunchKind::add && !is_sums;
-          known = known && (fills || adds || (in_arena && casts)) && (adds || ref.step == 1);
-          if (in_arena ? casts : fills) sums.rows.push_back(item);
-          if (fills && in_arena) sums.fills.push_back(item);
-          if (adds)
-            sums.others.push_back(make_strip(make_plane(item.batch_first, item.batch_count, item.heads), ref, item.rows));
+          const auto found = ref.view < 0 ? all.end() : all.find(ref.view);
+          if (found != all.end()) add_use(launch.kind, item, ref, found->second);
         }
       }
     });
-    return known && !sums.rows.empty() ? std::optional(std::move(sums)) : std::nullopt;
+  }
+
+  void add_use(LaunchKind kind, const RowItem& item, const RowRef& ref, Sums& sums) const {
+    const bool in_arena = sums.caller == kGradient, is_sums = &ref == &item.operands[kSums];
+    const bool casts = is_sums && kind == LaunchKind::copy && !view(item.operands[kGradient]).in_arena;
+    const bool fills = is_sums && kind == LaunchKind::fill;
+    const bool adds = kind == LaunchKind::add && !is_sums;
+    sums.known = sums.known && (fills || adds || (in_arena && casts)) && (adds || ref.step == 1);
+    if (in_arena ? casts : fills) sums.rows.push_back(item);
+    if (fills && in_arena) sums.fills.push_back(item);
+    if (adds) sums.others.push_back(make_strip(make_plane(item.batch_first, item.batch_count, item.heads), ref, item.rows));
   }
 
   // Nothing where a kernel would write heads of a gradient of keys that are none of the task's.
