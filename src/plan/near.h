@@ -33,9 +33,12 @@ inline const Box& box_of(const Box& box) { return box; }
 template <typename A, typename B, typename Visit>
 void for_each_near(std::span<const A> a, std::span<const B> b, Visit visit) {
   constexpr std::size_t kFew = 8;  // not worth an index
-  if (a.size() <= kFew || b.empty()) {
+  if (a.size() <= kFew || b.size() <= kFew) {
     for (const B& y : b) {
-      for (const A& x : a) visit(x, y);
+      const std::int64_t begin = box_of(y).positions.first, end = box_of(y).positions.end();
+      for (const A& x : a) {
+        if (box_of(x).positions.first < end && begin < box_of(x).positions.end()) visit(x, y);
+      }
     }
     return;
   }

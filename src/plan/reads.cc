@@ -133,35 +133,50 @@ const std::vector<std::size_t>& Pieces::near(const Hull& hull, const Progression
 void for_each_slice_between(const Lowering& lowering, std::span<const Hull> outer, std::span<const Hull> inner,
                             bool outer_is_queries, HeadRange heads,
                             FunctionRef<void(const Slice&, const Hull& outer, const Hull& inner)> visit) {
-  const auto lower = [&](const Hull& x, std::int64_t begin, std::int64_t end, FunctionRef<void(const Slice&)> each) {
+  const auto lower = [&](const Hull& x, bool is_queries, std::int64_t begin, std::int64_t end,
+                         FunctionRef<void(const Slice&)> each) {
     Restriction range{x.begin, x.end, begin, end, heads.begin, heads.end};
-    if (!outer_is_queries) range = {begin, end, x.begin, x.end, heads.begin, heads.end};
+    if (!is_queries) range = {begin, end, x.begin, x.end, heads.begin, heads.end};
     lowering.for_each_slice(range, each);
   };
-  if (outer.size() <= kFew || inner.size() <= kFew) {
+  if (outer.size() <= kFew && inner.size() <= kFew) {
     for (const Hull& x : outer) {
-      for (const Hull& y : inner) lower(x, y.begin, y.end, [&](const Slice& slice) { visit(slice, x, y); });
+      for (const Hull& y : inner) lower(x, outer_is_queries, y.begin, y.end, [&](const Slice& slice) { visit(slice, x, y); });
     }
     return;
   }
   struct Found {
-    std::size_t inner;
+    std::size_t other;
+    const Hull* from;
     Slice slice;
   };
   std::vector<Found> found;
-  for (const Hull& x : outer) {
-    found.clear();
-    lower(x, inner.front().begin, inner.back().end, [&](const Slice& whole) {
-      const Progression& rows = outer_is_queries ? whole.k : whole.q;
-      auto y = std::partition_point(inner.begin(), inner.end(), [&](const Hull& hull) { return hull.end <= rows.first; });
-      for (; y != inner.end() && y->begin < rows.end(); ++y) {
+  // The slices of one hull, each cut to those hulls of the other list that it has rows of.
+  const auto find = [&](const Hull& x, bool is_queries, std::span<const Hull> others) {
+    lower(x, is_queries, others.front().begin, others.back().end, [&](const Slice& whole) {
+      const Progression& rows = is_queries ? whole.k : whole.q;
+      auto y = std::partition_point(others.begin(), others.end(), [&](const Hull& hull) { return hull.end <= rows.first; });
+      for (; y != others.end() && y->begin < rows.end(); ++y) {
         const Progression range{y->begin, 1, y->end - y->begin};
-        const Slice slice = normalize(outer_is_queries ? restrict_k(whole, range) : restrict_q(whole, range));
-        if (!slice.q.empty() && !slice.k.empty()) found.push_back({static_cast<std::size_t>(y - inner.begin()), slice});
+        const Slice slice = normalize(is_queries ? restrict_k(whole, range) : restrict_q(whole, range));
+        if (!slice.q.empty() && !slice.k.empty()) found.push_back({static_cast<std::size_t>(y - others.begin()), &x, slice});
       }
     });
-    std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.inner < b.inner; });
-    for (const Found& each : found) visit(each.slice, x, inner[each.inner]);
+  };
+  const auto sort = [&] {
+    std::stable_sort(found.begin(), found.end(), [](const Found& a, const Found& b) { return a.other < b.other; });
+  };
+  if (inner.size() <= kFew) {
+    for (const Hull& y : inner) find(y, !outer_is_queries, outer);
+    sort();
+    for (const Found& each : found) visit(each.slice, outer[each.other], *each.from);
+    return;
+  }
+  for (const Hull& x : outer) {
+    found.clear();
+    find(x, outer_is_queries, inner);
+    sort();
+    for (const Found& each : found) visit(each.slice, x, inner[each.other]);
   }
 }
 
