@@ -98,7 +98,8 @@ std::int64_t parse_integer(std::string_view key, std::string_view value) { retur
 float parse_float(std::string_view key, std::string_view value) {
   float number = 0;
   const auto [end, error] = std::from_chars(value.data(), value.data() + value.size(), number);
-  if (error != std::errc() || end != value.data() + value.size()) fail(key, value, "a number");
+  if (error == std::errc::invalid_argument || end != value.data() + value.size()) fail(key, value, "a number");
+  if (error != std::errc()) fail(key, value, "a number that float32 can hold");
   return number;
 }
 

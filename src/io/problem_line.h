@@ -9,6 +9,7 @@
 //   dtype    (float32)                          alibi sinks 1 where used (0)
 //   pattern  (full)                             dropout seed probability and seed (0)
 //   p        ranks (1)                          shard_q shard_k (contiguous)   replicated_q (0)
+//   start_k  the first key of each batch item (0)
 //
 // nq, h and d are required. Words may come in any order; what has its default is not printed. parse(print(x)) == x. Pure.
 #pragma once

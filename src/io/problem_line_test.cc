@@ -129,6 +129,11 @@ TEST(ProblemLine, ErrorsNameTheWord) {
   EXPECT_EQ(error_of("len_q=9999999999999999999"),
             "len_q must be whole numbers up to 9223372036854775807 separated by commas, but entry 0 is '9999999999999999999'");
   EXPECT_EQ(error_of("scale=big"), "scale=big: expected a number");
+  EXPECT_EQ(error_of("scale=1x"), "scale=1x: expected a number");
+  EXPECT_EQ(error_of("scale=1e50x"), "scale=1e50x: expected a number");
+  for (const std::string value : {"1e50", "-1e50", "1e-50"}) {
+    EXPECT_EQ(error_of("scale=" + value), "scale=" + value + ": expected a number that float32 can hold");
+  }
   EXPECT_EQ(error_of("alibi=yes"), "alibi=yes: expected 0 or 1");
   EXPECT_EQ(error_of("dtype=f8"), "dtype: unknown dtype 'f8': expected float32, bfloat16 or float16");
   EXPECT_EQ(error_of("pattern=casual").rfind("pattern: ", 0), 0U);

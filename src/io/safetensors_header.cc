@@ -213,9 +213,13 @@ Header parse_header(const std::string& path, std::string_view text, std::int64_t
 std::string make_header(const std::string& path, std::span<const TensorSpec> specs, const Metadata& metadata,
                         std::vector<TensorInfo>& tensors) {
   tensors.clear();
-  std::set<std::string_view> names{kMetadata};
+  std::set<std::string_view> names;
   for (const TensorSpec& spec : specs) {
+    if (spec.name == kMetadata) fail(path, "a tensor cannot be called '{}'", spec.name);
     if (!names.insert(spec.name).second) fail(path, "two tensors are called '{}'", spec.name);
+    for (const std::int64_t size : spec.shape) {
+      if (size < 0) fail(path, "tensor '{}': shape must hold sizes from 0 up, not {}", spec.name, size);
+    }
     const std::int64_t bytes = checked_bytes(spec.shape, bytes_of_dtype(spec.dtype));
     if (bytes < 0) fail(path, "tensor '{}': the shape [{}] overflows", spec.name, fmt::join(spec.shape, ", "));
     tensors.push_back({spec.name, spec.dtype, spec.shape, 0, bytes});
@@ -230,7 +234,12 @@ std::string make_header(const std::string& path, std::span<const TensorSpec> spe
     offset += tensor.bytes;
     root[tensor.name] = {{"dtype", tensor.dtype}, {"shape", tensor.shape}, {"data_offsets", {tensor.offset, offset}}};
   }
-  std::string text = root.dump();
+  std::string text;
+  try {
+    text = root.dump();
+  } catch (const json::exception& error) {
+    fail(path, "a name or a text of {} is not valid UTF-8: {}", kMetadata, error.what());
+  }
   text.append((8 - text.size() % 8) % 8, ' ');
   for (TensorInfo& tensor : tensors) tensor.offset += static_cast<std::int64_t>(8 + text.size());
   std::string length(8, '\0');

@@ -87,6 +87,17 @@ TEST_F(Safetensors, RoundTrip) {
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(reader.data(reader.at("a"))) % 8, 0U);
 }
 
+TEST_F(Safetensors, WhatIsWrittenNeedsNoCopyToBeRead) {
+  for (std::size_t length = 0; length < 8; ++length) {  // of the header, modulo its alignment
+    const std::vector<TensorSpec> specs = {{"b", "U8", {3}}, {"h", "F16", {3}}, {"d", "F64", {1}}, {"s", "F32", {1}}};
+    SafetensorsWriter(path_, specs, {{"key", std::string(length, 'x')}}).finish();
+    const SafetensorsReader reader(path_);
+    for (const TensorInfo& tensor : reader.tensors()) {
+      EXPECT_EQ(reader.data(tensor), reader.raw(tensor).data()) << tensor.name << " " << length;
+    }
+  }
+}
+
 TEST_F(Safetensors, MisalignedTensorsAreReadFromAnAlignedCopy) {
   write_file(R"({"x":{"dtype":"F32","shape":[2],"data_offsets":[1,9]},"y":{"dtype":"U8","shape":[1],"data_offsets":[0,1]}})",
              9);
@@ -111,6 +122,11 @@ TEST_F(Safetensors, MissingFile) { EXPECT_EQ(error(), "cannot be opened: No such
 
 TEST_F(Safetensors, Directory) {
   fs::create_directory(path_);
+  EXPECT_EQ(error(), "is not a regular file");
+}
+
+TEST_F(Safetensors, APipeIsNotWaitedFor) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
   EXPECT_EQ(error(), "is not a regular file");
 }
 
@@ -209,6 +225,7 @@ TEST_F(Safetensors, BadShape) {
 TEST_F(Safetensors, ShapeOverflow) {
   EXPECT_EQ(error_of(R"({"x":{"dtype":"F32","shape":[4294967296,4294967296],"data_offsets":[0,0]}})", 0),
             "tensor 'x': the shape [4294967296, 4294967296] overflows");
+  EXPECT_EQ(error_of(R"({"x":{"dtype":"F32","shape":[4294967296,4294967296,0],"data_offsets":[0,0]}})", 0), "no error");
 }
 
 TEST_F(Safetensors, BadOffsets) {
@@ -300,7 +317,19 @@ TEST_F(Safetensors, WritersRefuseWhatDoesNotFit) {
   SafetensorsWriter writer(path_, specs, {});
   EXPECT_EQ(message([&] { writer.write("x", 1, "1234", 4); }), "bytes 1 to 5 are outside tensor 'x' of 4 bytes");
   EXPECT_EQ(message([&] { writer.write("x", -1, "1234", 1); }), "bytes -1 to 0 are outside tensor 'x' of 4 bytes");
+  EXPECT_EQ(message([&] { writer.write("x", 2, "1234", -1); }), "bytes 2 to 1 are outside tensor 'x' of 4 bytes");
   EXPECT_EQ(message([&] { writer.write("y", 0, "1234", 1); }), "no tensor 'y' is to be written");
+  const std::vector<TensorSpec> reserved = {{"__metadata__", "U8", {4}}};
+  EXPECT_EQ(message([&] { SafetensorsWriter(path_, reserved, {}); }), "a tensor cannot be called '__metadata__'");
+  for (const std::vector<std::int64_t>& shape : {std::vector<std::int64_t>{-3, -2}, {0, -3}}) {
+    const std::vector<TensorSpec> negative = {{"x", "U8", shape}};
+    EXPECT_EQ(message([&] { SafetensorsWriter(path_, negative, {}); }),
+              "tensor 'x': shape must hold sizes from 0 up, not " + std::to_string(std::min(shape[0], shape[1])));
+  }
+  const std::vector<TensorSpec> unreadable = {{"\xff", "U8", {4}}};
+  const std::string what = "a name or a text of __metadata__ is not valid UTF-8: ";
+  EXPECT_EQ(message([&] { SafetensorsWriter(path_, unreadable, {}); }).substr(0, what.size()), what);
+  EXPECT_EQ(message([&] { SafetensorsWriter(path_, specs, {{"key", "\xff"}}); }).substr(0, what.size()), what);
   const std::vector<TensorSpec> twice = {{"x", "U8", {4}}, {"x", "U8", {4}}};
   EXPECT_EQ(message([&] { SafetensorsWriter(path_, twice, {}); }), "two tensors are called 'x'");
   const std::vector<TensorSpec> huge = {{"x", "F64", {std::int64_t{1} << 40, std::int64_t{1} << 40}}};
