@@ -1,12 +1,15 @@
 #include "comm/agree.h"
 
 #include <algorithm>
+#include <array>
+#include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <new>
 #include <random>
 #include <stdexcept>
+#include <typeinfo>
 #include <vector>
 
 #include <gmock/gmock.h>
@@ -109,6 +112,28 @@ TEST(AgreementTest, MemoryThatIsNotToBeHadReachesAllAsSuch) {
   EXPECT_EQ(errors[1], "rank 1/3: out of memory");
 }
 
+template <typename Thrown>
+void expect_same_class_on_all_ranks() {
+  run_thread_ranks(2, [](Communicator& comm) {
+    const std::exception_ptr own = comm.rank() == 1 ? std::make_exception_ptr(Thrown("no")) : nullptr;
+    try {
+      Agreement(comm).agree({}, own, kPatience);
+      ADD_FAILURE() << "expected an error";
+    } catch (const Error& error) {
+      EXPECT_STREQ(typeid(error).name(), typeid(Thrown).name());
+    }
+  });
+}
+
+TEST(AgreementTest, EveryErrorKeepsItsClass) {
+  expect_same_class_on_all_ranks<InvalidArgument>();
+  expect_same_class_on_all_ranks<Unsupported>();
+  expect_same_class_on_all_ranks<CommError>();
+  expect_same_class_on_all_ranks<OutOfBudget>();
+  expect_same_class_on_all_ranks<DeviceError>();
+  expect_same_class_on_all_ranks<Error>();
+}
+
 TEST(AgreementTest, LongErrorsAreCutAndSaySo) {
   const auto errors = errors_of<InvalidArgument>(2, [](Communicator& comm) {
     Agreement agreement(comm);
@@ -155,6 +180,21 @@ TEST(AgreementTest, DifferentListsAreReported) {
     agreement.agree(fields, nullptr, kPatience);
   });
   EXPECT_THAT(names[0], testing::StartsWith("rank 0/2: ranks disagree on the fields to agree on (hash of their names): 0x"));
+}
+
+// Its version is all that is known of a message of another release.
+TEST(AgreementTest, AnotherReleaseIsNamedWhateverElseItSays) {
+  const auto errors = errors_of<CommError>(2, [](Communicator& comm) {
+    if (comm.rank() == 0) Agreement(comm).agree({}, nullptr, kPatience);
+    std::vector<std::byte> other(static_cast<std::size_t>(Agreement::message_bytes()), std::byte{0xff}), heard = other;
+    const AgreeExtent version{Agreement::kVersion + 1, Agreement::kVersion + 1, 1, 1};
+    std::memcpy(other.data(), &version, sizeof version);
+    const std::array batch{Message{Message::Direction::send, 0, other.data(), Agreement::message_bytes()},
+                           Message{Message::Direction::receive, 0, heard.data(), Agreement::message_bytes()}};
+    comm.wait(comm.post(kAgreeRounds, batch), kPatience);
+  });
+  EXPECT_EQ(errors[0], "rank 0/2: ranks disagree on the version of the protocol: " + std::to_string(Agreement::kVersion) +
+                           " on rank 0, " + std::to_string(Agreement::kVersion + 1) + " on rank 1");
 }
 
 TEST(AgreementTest, WhatAPassMustHaveInCommon) {

@@ -186,6 +186,9 @@ TEST(CallbackCommunicatorErrors, ADuplicateThatIsRefusedIsDestroyed) {
   script.copy = callbacks_of(of_copy);
   EXPECT_EQ(comm->duplicate()->rank(), 1);
   EXPECT_EQ(of_copy.destroyed, 3);
+  script.copy.struct_size = 2 * sizeof script.copy;  // of a newer header, which wrote no more than there is room for
+  EXPECT_EQ(comm->duplicate()->rank(), 1);
+  EXPECT_EQ(of_copy.destroyed, 4);
 }
 
 TEST(CallbackCommunicatorErrors, APostWithoutARequestIsAFailure) {
@@ -249,6 +252,26 @@ TEST(ExportedCommunicatorErrors, ADirectionThatIsNoneIsRefused) {
   char text[16];
   EXPECT_GT(c.error_text(c.user, text, sizeof text), sizeof text);
   EXPECT_STREQ(text, "direction (2) m");  // cut, and ended
+  c.destroy(c.user);
+}
+
+TEST(ExportedCommunicatorErrors, AnAbortWithoutAReasonReachesThePeers) {
+  auto world = make_thread_world(2);
+  const ringspan_communicator c = export_communicator(std::move(world[0]));
+  c.abort(c.user, nullptr);
+  EXPECT_EQ(error_of<CommError>([&] { world[1]->progress(); }), "rank 1/2: rank 0 aborted: no reason given");
+  c.destroy(c.user);
+}
+
+TEST(ExportedCommunicatorErrors, ADuplicateFillsNoMoreThanTheCallersStruct) {
+  const ringspan_communicator c = export_communicator(std::move(make_thread_world(1)[0]));
+  ringspan_communicator older{};
+  older.struct_size = offsetof(ringspan_communicator, destroy);
+  ASSERT_EQ(c.duplicate(c.user, &older), RINGSPAN_OK);
+  EXPECT_EQ(older.struct_size, offsetof(ringspan_communicator, destroy));
+  EXPECT_NE(older.post, nullptr);
+  EXPECT_EQ(older.destroy, nullptr);
+  c.destroy(older.user);
   c.destroy(c.user);
 }
 

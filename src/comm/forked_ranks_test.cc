@@ -1,19 +1,25 @@
 #include <fcntl.h>
+#include <poll.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <array>
+#include <atomic>
 #include <cerrno>
+#include <chrono>
 #include <csignal>
+#include <cstdio>
 #include <cstring>
+#include <memory>
 #include <stdexcept>
+#include <thread>
 #include <vector>
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include "comm_testing/patience.h"
+#include "comm_testing/conformance_support.h"
 #include "ringspan/error.h"
 #include "ringspan/transports.h"
 
@@ -93,6 +99,23 @@ TEST(ForkedRanksTest, TheRootCauseKeepsItsClass) {
     EXPECT_TRUE(outcome.told_by_peer) << outcome.message;
     EXPECT_THAT(outcome.message, HasSubstr("rank 2 aborted: paged keys are not supported"));
   }
+  EXPECT_FALSE(outcomes[2].told_by_peer);
+}
+
+// A rank that is silent because it works at what fails in the end: its peer had the first error, and not the cause.
+TEST(ForkedRanksTest, AnErrorOfARanksOwnGoesBeforeWhatCommunicationNoticed) {
+  SharedMemory shared(sizeof(int));
+  const std::atomic_ref<int> missed(*reinterpret_cast<int*>(shared.bytes().data()));
+  const auto body = [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      while (missed == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      throw InvalidArgument("no");
+    }
+    const std::string error = comm_testing::error_of([&] { ring_step(comm, 0, Communicator::Seconds(0.05)); });
+    missed = 1;
+    throw CommError(error);
+  };
+  EXPECT_EQ(comm_testing::error_of<InvalidArgument>([&] { run_forked_ranks(2, body); }), "no");
 }
 
 TEST(ForkedRanksTest, AKilledRankIsTheCauseAndEveryOtherNamesIt) {
@@ -110,6 +133,21 @@ TEST(ForkedRanksTest, AKilledRankIsTheCauseAndEveryOtherNamesIt) {
     EXPECT_THAT(outcome.message, HasSubstr("rank 1 died: its connection closed"));
   }
   EXPECT_THROW(run_forked_ranks(4, body), CommError);
+}
+
+// Rank 0 waits for rank 1, which computes; neither needs the one that dies.
+TEST(ForkedRanksTest, ADeathIsNoticedByRanksThatWaitForOthers) {
+  const auto outcomes = try_forked_ranks(3, [](Communicator& comm) {
+    comm_testing::barrier(comm, 0);
+    if (comm.rank() == 2) ::raise(SIGKILL);
+    if (comm.rank() == 1) throw CommError(comm_testing::error_in_time(comm));
+    int value = 0;
+    const Message message{Direction::receive, 1, &value, sizeof value};
+    comm.wait(comm.post(1, std::span(&message, 1)), Communicator::Seconds(1e9));
+  });
+  for (const int rank : {0, 1}) {
+    EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].message, HasSubstr("rank 2 died: its connection closed"));
+  }
 }
 
 TEST(ForkedRanksTest, AnExitInTheBodyIsADeath) {
@@ -202,6 +240,68 @@ TEST(ForkedRanksTest, AStoppedRankIsMissedAtTheDeadlineAndCleanedUp) {
     EXPECT_THAT(outcomes[static_cast<std::size_t>(rank)].message, HasSubstr("no sign of life"));
   }
   EXPECT_THAT(outcomes[0].message, HasSubstr("rank 2 in round"));
+}
+
+TEST(ForkedRanksTest, ARankThatWasStoppedAndContinuedIsNotKilledAsAStoppedOne) {
+  SharedMemory shared(2 * sizeof(int));
+  const std::atomic_ref<int> pid(reinterpret_cast<int*>(shared.bytes().data())[0]);
+  const std::atomic_ref<int> failing(reinterpret_cast<int*>(shared.bytes().data())[1]);
+  const auto pause = [] { std::this_thread::sleep_for(std::chrono::milliseconds(100)); };
+  const auto outcomes = try_forked_ranks(2, [&](Communicator& comm) {
+    if (comm.rank() == 1) {
+      pid = ::getpid();
+      while (failing == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      for (int i = 0; i < 5; ++i) pause();  // meanwhile no other rank is left
+      return;
+    }
+    while (pid == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    ::kill(pid, SIGSTOP);
+    pause();  // the parent looks every 20 ms
+    ::kill(pid, SIGCONT);
+    pause();
+    failing = 1;
+    throw InvalidArgument("no");
+  });
+  EXPECT_EQ(outcomes[0].message, "no");
+  EXPECT_EQ(outcomes[1].message, "");
+}
+
+// The death of a rank's parent is seen at the pipe, which only the ranks hold.
+TEST(ForkedRanksTest, RanksDieWithTheirParent) {
+  int fds[2];
+  ASSERT_EQ(::pipe2(fds, O_CLOEXEC), 0);
+  const pid_t parent = ::fork();
+  ASSERT_GE(parent, 0);
+  if (parent == 0) {
+    try_forked_ranks(2, [&](Communicator& comm) {
+      comm_testing::barrier(comm, 0);
+      if (::write(fds[1], "", 1) != 1) ::_exit(1);
+      ::alarm(120);
+      while (true) ::pause();
+    });
+    ::_exit(0);
+  }
+  ::close(fds[1]);
+  char byte = 0;
+  for (int rank = 0; rank < 2; ++rank) EXPECT_EQ(::read(fds[0], &byte, 1), 1);
+  ::kill(parent, SIGKILL);
+  EXPECT_EQ(::waitpid(parent, nullptr, 0), parent);
+  pollfd end{fds[0], POLLIN, 0};
+  EXPECT_EQ(::poll(&end, 1, 60000), 1) << "the ranks live on";
+  ::close(fds[0]);
+}
+
+TEST(ForkedRanksTest, WhatIsBufferedIsWrittenOnce) {
+  const std::unique_ptr<std::FILE, int (*)(std::FILE*)> file(std::tmpfile(), std::fclose);
+  ASSERT_NE(file, nullptr);
+  ASSERT_EQ(::fcntl(::fileno(file.get()), F_SETFL, O_APPEND), 0);
+  std::fputs("before ", file.get());
+  run_forked_ranks(3, [&](Communicator&) { std::fputs("rank ", file.get()); });
+  std::fputs("after", file.get());
+  std::fflush(file.get());
+  char text[100] = {};
+  ASSERT_GT(::pread(::fileno(file.get()), text, sizeof text - 1, 0), 0);
+  EXPECT_STREQ(text, "before rank rank rank after");
 }
 
 TEST(ForkedRanksTest, ARankThatRunsOnAfterAnErrorIsKilled) {

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <array>
+#include <chrono>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -14,6 +15,7 @@
 #include <new>
 #include <string>
 #include <string_view>
+#include <thread>
 #include <vector>
 
 #include <fmt/format.h>
@@ -63,8 +65,8 @@ void write(const Fd& fd, std::string_view bytes) {
 }
 
 // A control frame: magic, source, kind, length of the text.
-std::string frame(std::uint32_t source, std::uint32_t kind) {
-  const std::array<std::uint32_t, 4> words{0x52535043, source, kind, 0};
+std::string frame(std::uint32_t source, std::uint32_t kind, std::uint32_t length = 0) {
+  const std::array<std::uint32_t, 4> words{0x52535043, source, kind, length};
   return {reinterpret_cast<const char*>(words.data()), sizeof words};
 }
 
@@ -87,6 +89,18 @@ TEST(SocketErrors, ControlThatIsNoFrame) {
   EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("the control socket of rank 1 carries something else"));
 }
 
+// What there is no room for is not read.
+TEST(SocketErrors, ControlWithALongerText) {
+  for (const std::uint32_t length : {1009U, ~0U}) {
+    Pair pair;
+    write(pair.control, frame(1, 1, length) + std::string(4000, 'x'));
+    EXPECT_EQ(error_of_receive(*pair.rank0), "rank 0/2: the control socket of rank 1 carries something else");
+  }
+  Pair pair;
+  write(pair.control, frame(1, 1, 1008) + std::string(1008, 'x'));
+  EXPECT_THAT(error_of_receive(*pair.rank0), testing::EndsWith(": " + std::string(1008, 'x')));
+}
+
 TEST(SocketErrors, ControlOfAnotherRank) {
   Pair pair;
   write(pair.control, frame(5, 0));
@@ -102,6 +116,17 @@ TEST(SocketErrors, FrameOfUnknownKind) {
 TEST(SocketErrors, DuplicateWithoutSockets) {
   Pair pair;
   write(pair.control, frame(1, 3));
+  EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 passed no sockets for a duplicate"));
+}
+
+TEST(SocketErrors, DuplicateWithoutSocketsAfterOneWithThem) {
+  Pair pair;
+  const FdPair passed = make_socket_pair();
+  const std::string bytes = frame(1, 3);
+  ASSERT_EQ(send_with_fds(pair.control.get(), bytes.data(), bytes.size(), {passed.first.get(), passed.second.get()}).bytes,
+            bytes.size());
+  pair.rank0->progress();
+  write(pair.control, bytes);
   EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 passed no sockets for a duplicate"));
 }
 
@@ -174,6 +199,49 @@ TEST(SocketErrors, DuplicateOfOneSocket) {
   ASSERT_EQ(::sendmsg(pair.control.get(), &message, MSG_NOSIGNAL), static_cast<ssize_t>(bytes.size()));
   const FewDescriptors few(10);
   EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 passed sockets for a duplicate that are not two"));
+}
+
+// Nobody else knows of sockets that came and were never asked for, whether their frame is whole or not.
+TEST(SocketErrors, SocketsOfADuplicateThatNobodyMakesAreClosed) {
+  for (const std::size_t sent : {frame(1, 3).size(), std::size_t{10}}) {
+    Pair pair;
+    FdPair data = make_socket_pair(), control = make_socket_pair();
+    ASSERT_EQ(send_with_fds(pair.control.get(), frame(1, 3).data(), sent, {data.first.get(), control.first.get()}).bytes, sent);
+    data.first.reset(), control.first.reset();
+    pair.rank0->progress();
+    char byte = 0;
+    for (const Fd* end : {&data.second, &control.second}) {
+      EXPECT_FALSE(receive_some(end->get(), &byte, 1).closed);
+    }
+    pair.rank0.reset();
+    for (const Fd* end : {&data.second, &control.second}) {
+      EXPECT_TRUE(receive_some(end->get(), &byte, 1).closed) << sent;
+    }
+  }
+}
+
+// Signs of life stop where the peer leaves them unread, so that why this rank gives up still fits.
+TEST(SocketErrors, AnAbortFitsBehindSignsOfLifeThatNobodyReads) {
+  FdPair data = make_socket_pair(), control = make_socket_pair();
+  const Fd beside(::dup(control.first.get()));
+  const auto rank0 = make_socket_communicator(
+      0, std::array<PeerSockets, 2>{PeerSockets{}, PeerSockets{data.first.release(), control.first.release()}});
+  std::string expected;
+  while (unread_by_peer(beside.get()) < (40 << 10)) {
+    write(beside, frame(0, 0));
+    expected += frame(0, 0);
+  }
+  for (int i = 0; i < 3; ++i) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(60));
+    rank0->progress();
+  }
+  rank0->abort("enough");
+  const std::string reason = "rank 0 aborted: enough";
+  expected += frame(0, 1, static_cast<std::uint32_t>(reason.size())) + reason;
+  std::string read(expected.size() + 1000, ' ');
+  read.resize(receive_some(control.second.get(), read.data(), read.size()).bytes);
+  EXPECT_EQ(read.size(), expected.size());
+  EXPECT_EQ(read, expected);
 }
 
 // Ranks joined by sockets, all in this thread.
@@ -251,6 +319,34 @@ TEST(SocketErrors, PeerThatIsGone) {
   pair.data.reset();
   pair.control.reset();
   EXPECT_THAT(error_of_receive(*pair.rank0), HasSubstr("rank 1 died: its connection closed"));
+}
+
+TEST(SocketErrors, SendToAPeerThatHasLeft) {
+  Pair pair;
+  write(pair.control, frame(1, 2));  // a farewell
+  pair.data.reset();
+  pair.control.reset();
+  int value = 0;
+  const Message message{Direction::send, 1, &value, sizeof value};
+  try {
+    pair.rank0->wait(pair.rank0->post(0, std::span(&message, 1)), kPatience);
+    FAIL() << "expected an error";
+  } catch (const CommError& error) {
+    EXPECT_STREQ(error.what(), "rank 0/2: waiting to send 4 bytes to rank 1 in round 0: rank 1 has left");
+  }
+}
+
+// Else a program that a rank starts would keep its connections open after its death.
+TEST(SocketErrors, ProgramsThatARankStartsDoNotGetItsSockets) {
+  const FdPair over = make_socket_pair(), passed = make_socket_pair();
+  ASSERT_EQ(send_with_fds(over.first.get(), "x", 1, {passed.first.get(), passed.second.get()}).bytes, 1U);
+  char byte = 0;
+  PeerSockets received;
+  ASSERT_EQ(receive_with_fds(over.second.get(), &byte, 1, received).bytes, 1U);
+  const Fd data(received.data), control(received.control);
+  for (const Fd* fd : {&over.first, &over.second, &data, &control}) {
+    EXPECT_EQ(::fcntl(fd->get(), F_GETFD) & FD_CLOEXEC, FD_CLOEXEC);
+  }
 }
 
 TEST(SocketErrors, DeadlineThatIsNoNumber) {
@@ -338,6 +434,8 @@ TEST(SocketErrors, APeerThatHasGoneBefore) {
       0, std::array<PeerSockets, 2>{PeerSockets{}, PeerSockets{data.first.release(), control.first.release()}});
   EXPECT_THAT(error_of_receive(*rank0), HasSubstr("rank 1 died: its connection closed"));
 }
+
+TEST(SharedMemoryErrors, NoBytesAreNoError) { EXPECT_TRUE(SharedMemory(0).bytes().empty()); }
 
 TEST(SharedMemoryErrors, MoreThanThereIs) {
   EXPECT_THROW(SharedMemory(std::numeric_limits<std::size_t>::max() / 2), std::bad_alloc);
