@@ -74,6 +74,7 @@ X = torch.ones(2, 8, 4, 16)
         (dict(sharding=rt.Sharding("zigzag", tokens=8, ranks=2)), ValueError, "8 tokens over 2 ranks, but q has 8 tokens on one: give group="),
         (dict(sharding=rt.Sharding("zigzag", tokens=9, ranks=1)), ValueError, "9 tokens over 1 ranks, but q has 8 tokens"),
         (dict(scaling=1.0), TypeError, "it is scale= here"),
+        (dict(ranksx=2), TypeError, "no argument 'ranksx'; did you mean 'ranks'?"),
         (dict(key_padding_mask=None), TypeError, "lengths="),
         (dict(block_mask=None), TypeError, "pattern="),
         (dict(partials="half"), ValueError, "partials ('half') must be 'float32' or 'storage'"),
@@ -90,6 +91,12 @@ def test_arguments(change, error, text):
         rt.attention(X, X, X, **change)
     assert isinstance(caught.value, ringspan.Error)
     assert text in str(caught.value), str(caught.value)
+
+
+def test_the_name_that_holds_unknown_arguments_is_none():
+    with pytest.raises(ringspan.UnknownArgument) as caught:
+        rt.attention(X, X, X, unknown=1)
+    assert str(caught.value) == "attention() has no argument 'unknown'"
 
 
 @pytest.mark.parametrize(

@@ -67,9 +67,9 @@ _ELSEWHERE = {
 
 def refuse_unknown(names):
     """Raises UnknownArgument for the first that is no argument of attention(), with what it is called here."""
-    known = inspect.signature(attention).parameters
+    known = inspect.signature(attention).parameters.keys() - {"unknown"}
     for name in names:
-        if name in known and name != "unknown":
+        if name in known:
             continue
         if name in _ELSEWHERE:
             raise UnknownArgument(f"attention() has no argument '{name}': {_ELSEWHERE[name]}")
