@@ -27,6 +27,7 @@ def _mistaken(rank, ranks):
         lambda: sharding.unshard(q[..., :5] if first else q, group=group),
         lambda: sharding.mean_loss(losses, group=group, labels=torch.ones(1, 3 if first else 4)),
         lambda: sharding.mean_loss(0.0 if first else losses, group=group),
+        lambda: sharding.mean_loss(losses, group=group, labels=[0] if first else losses),
         lambda: sharding.mean_loss(losses, group=group, labels=losses, ignore_index=None if first else -100),
         lambda: sharding.unshard(q.to_sparse() if first else q, group=group),
         lambda: sharding.unshard(q, group=group) if first else rt.attention(q, q, q, group=group),
@@ -58,6 +59,8 @@ def test_what_differs_raises_on_all_ranks():
          "InvalidArgument: rank 1/2: on rank 0: labels have shape (1, 3) on cpu, the losses (1, 4) on cpu"),
         ("InvalidArgument: rank 0/2: losses (0.0) must be a tensor, of this rank's tokens",
          "InvalidArgument: rank 1/2: on rank 0: losses (0.0) must be a tensor, of this rank's tokens"),
+        ("InvalidArgument: rank 0/2: labels ([0]) must be a tensor, one of each of the losses",
+         "InvalidArgument: rank 1/2: on rank 0: labels ([0]) must be a tensor, one of each of the losses"),
         ("InvalidArgument: rank 0/2: ignore_index (None) must be an integer", "InvalidArgument: rank 1/2: on rank 0: ignore_index (None) must be an integer"),
         ("InvalidArgument: rank 0/2: the tensor has layout torch.sparse_coo; expected torch.strided",
          "InvalidArgument: rank 1/2: on rank 0: the tensor has layout torch.sparse_coo; expected torch.strided"),
@@ -70,3 +73,39 @@ def test_what_differs_raises_on_all_ranks():
     for index, texts in enumerate(expected):
         for rank, outcome in enumerate((first, second)):
             assert outcome[index] in (texts[rank], texts[rank].format(rank)), index
+
+
+def _transformed(rank, ranks):
+    group, sharding = dist.group.WORLD, rt.Sharding("contiguous", tokens=8, ranks=2)
+    losses = torch.ones(1, 4)
+    calls = {
+        "unshard": lambda x: sharding.unshard(x, group=group).sum(),
+        "mean_loss": lambda x: sharding.mean_loss(x, group=group),
+    }
+    transforms = [
+        lambda call: torch.func.grad(call)(losses),
+        lambda call: torch.func.vjp(call, losses),
+        lambda call: torch.func.jvp(call, (losses,), (losses,)),
+        lambda call: torch.vmap(call)(losses[None]),
+    ]
+    texts = []
+    for name, call in calls.items():
+        for transform in transforms:
+            texts.append(_raises(lambda: transform(call) if rank == 0 else call(losses)))  # noqa: B023, called at once
+            assert f"{name} is inside of torch.vmap (is_grads_batched=True is one), torch.func.grad" in texts[-1], texts[-1]
+            assert float(sharding.mean_loss(losses, group=group)) == 1.0
+    x = torch.ones(1, 4, requires_grad=True)
+    whole = sharding.unshard(x, group=group)
+    grad = torch.ones(1, 8)
+    batched, plain = (dict(grad_outputs=grad[None], is_grads_batched=True), dict(grad_outputs=grad))
+    texts.append(_raises(lambda: torch.autograd.grad(whole, x, retain_graph=True, **(plain if rank else batched))))
+    assert "the backward of unshard is inside of torch.vmap" in texts[-1], texts[-1]
+    assert torch.equal(torch.autograd.grad(whole, x, grad)[0], torch.full((1, 4), 2.0))
+    return texts
+
+
+def test_a_transform_on_one_rank_is_refused_on_all():
+    outcomes = try_ranks(2, _transformed, timeout=60.0)
+    assert [kind for kind, _ in outcomes] == ["value"] * 2, outcomes
+    for text, told in zip(*(value for _, value in outcomes), strict=True):
+        assert text.startswith("Unsupported: rank 0/2: ") and told.startswith("Unsupported: rank 1/2: on rank 0: ")

@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 from .. import _check, _core
 from .._sharding import Sharding as _Sharding, _positions
-from ..errors import InvalidArgument
+from ..errors import InvalidArgument, Unsupported
 from . import _collectives, _group, _transport
 from ._attention import refuse_spread
 
@@ -45,6 +45,14 @@ def _labels(tensor):
     return tensor if tensor.is_floating_point() else tensor.to(torch.int64)
 
 
+def _refuse_transforms(name, t):
+    functorch = torch._C._functorch
+    if functorch.maybe_current_level() is not None or functorch.is_legacy_batchedtensor(t):  # the latter of is_grads_batched
+        raise Unsupported(f"{name} is inside of torch.vmap (is_grads_batched=True is one), torch.func.grad, vjp, jvp or a transform made of them, "
+                          "for which what the ranks of a group do together has no rule; call it outside, and take gradients one by one, by "
+                          "backward() or torch.autograd.grad")  # fmt: skip
+
+
 class _Unshard(torch.autograd.Function):
     """All ranks' parts as one tensor, on every rank. Backward: this rank's rows of the sum of all ranks' gradients, for every rank
     computes with the whole tensor."""
@@ -69,6 +77,7 @@ class _Unshard(torch.autograd.Function):
     def backward(ctx, grad):
         group = _transport.group_named(ctx.group)
         with _group.together(group):
+            _refuse_transforms("the backward of unshard", grad)
             grad = grad.contiguous().clone()
         _group.meet(group, f"the backward of unshard of {_described(grad)}")
         _collectives.all_reduce(grad, group)
@@ -135,6 +144,7 @@ class Sharding(_Sharding):
             dim = self._checked_dim(tensor, dim, self.rows(dist.get_rank(group)))
             if tensor.layout != torch.strided:
                 raise InvalidArgument(f"the tensor has layout {tensor.layout}; expected torch.strided")
+            _refuse_transforms("unshard", tensor)
         _group.meet(group, f"unshard of {_described(tensor, dim)} by {self!r}")
         return _Unshard.apply(tensor, self, group, dim)
 
@@ -168,9 +178,12 @@ class Sharding(_Sharding):
             if not isinstance(losses, torch.Tensor):
                 raise InvalidArgument(f"losses ({losses!r}) must be a tensor, of this rank's tokens")
             refuse_spread("losses", losses)
+            _refuse_transforms("mean_loss", losses)
             if labels is None:
                 count = torch.tensor(float(losses.numel()), dtype=torch.float64, device=losses.device)
             else:
+                if not isinstance(labels, torch.Tensor):
+                    raise InvalidArgument(f"labels ({labels!r}) must be a tensor, one of each of the losses")
                 if labels.shape != losses.shape or labels.device != losses.device:
                     raise InvalidArgument(
                         f"labels have shape {tuple(labels.shape)} on {labels.device}, the losses {tuple(losses.shape)} on {losses.device}"
