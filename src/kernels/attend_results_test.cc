@@ -106,6 +106,26 @@ TEST_P(AttendResultsTest, WithoutStatesUnderAWindow) {
   }
 }
 
+// A run of key tiles that is the last for the first query, and for no other: only its result is there already.
+TEST_P(AttendResultsTest, OfTheOnlyRowThatEndsWithARun) {
+  Spec s = spec(60, 0, 16);
+  const TileSizes sizes = kernel().tile_sizes(World(s).params(1).shape);
+  if (sizes.step.keys > 0) s.tile.keys = (sizes.least.keys + sizes.step.keys - 1) / sizes.step.keys * sizes.step.keys;
+  const std::int64_t tile = sizes.step.keys > 0 ? s.tile.keys : 64;
+  s.n_k = 4 * tile + s.n_q;
+  for (std::int64_t keys = tile; keys <= 4 * tile; keys += tile) {
+    World plain(s), finished(s);
+    Part part = plain.whole(-kUnbounded, keys - 1);
+    run_kernel(kernel(), plain, {part});
+    part.results = true;
+    run_kernel(kernel(), finished, {part});
+    plain.acc.for_each([&](auto b, auto r, auto h, auto e) {
+      const double value = plain.acc.get(b, r, h, e) / plain.l.get(b, r, h, 0);
+      ASSERT_NEAR(finished.o32.get(b, r, h, e), value, 1e-6 * std::abs(value) + 1e-37) << keys << " keys, row " << r;
+    });
+  }
+}
+
 // In several runs of key tiles, cut over threads as few queries, and as heads that share a tile.
 TEST_P(AttendResultsTest, OfLongRowsAndOfFewQueries) {
   const bool slow = kernel().name.ends_with("_reference");

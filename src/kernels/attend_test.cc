@@ -357,18 +357,49 @@ TEST_P(AttendTest, OptionsAcrossTiles) {
   expect_forward(world, parts, s.describe());
 }
 
-// Tasks whose keys begin at the same row, but are not the same: what is packed for one must not be taken for the next.
+// Tasks whose keys begin at the same row, but are not the same: what is packed for one must not be taken for the next. More
+// queries than those for which keys are read in place, and fewer.
 TEST_P(AttendTest, TasksThatShareTheirFirstKey) {
-  World world(spec(60, 400, 16));
+  for (const std::int64_t rows : {50, 10}) {
+    World world(spec(6 * rows, 400, 16));
+    std::vector<Part> parts;
+    for (const auto& [count, stride] :
+         std::vector<std::pair<int, int>>{{10, 1}, {40, 1}, {40, 2}, {40, 1}, {300, 1}, {300, 1}}) {
+      Part part = world.whole();
+      part.q_row = static_cast<std::int64_t>(parts.size()) * rows, part.q_count = rows;
+      part.k_row = 3, part.k_count = count, part.k_stride = stride;
+      parts.push_back(part);
+    }
+    run_kernel(kernel(), world, parts);
+    expect_forward(world, parts, "shared first key, " + std::to_string(rows) + " queries");
+  }
+}
+
+// Tasks on the same keys with values of their own, and few queries in between, whose keys are read in place: as if each had a
+// call to itself.
+TEST_P(AttendTest, TasksThatShareTheirKeys) {
+  Spec s = spec(256, 71, 16);
+  s.head_dim_v = 20;  // no whole vectors
+  World together(s), apart(s);
   std::vector<Part> parts;
-  for (const auto& [count, stride] : std::vector<std::pair<int, int>>{{10, 1}, {40, 1}, {40, 2}, {40, 1}, {300, 1}, {300, 1}}) {
-    Part part = world.whole();
-    part.q_row = static_cast<std::int64_t>(parts.size()) * 10, part.q_count = 10;
-    part.k_row = 3, part.k_count = count, part.k_stride = stride;
+  for (const auto& [row, count] :
+       std::vector<std::pair<int, int>>{{0, 50}, {50, 6}, {56, 50}, {106, 50}, {156, 50}, {206, 50}}) {
+    Part part = together.whole();
+    part.q_row = row, part.q_count = count, part.k_count = 35;
     parts.push_back(part);
   }
-  run_kernel(kernel(), world, parts);
-  expect_forward(world, parts, "shared first key");
+  const auto change = [&](World& world) {
+    return [&](AttendTask& task) {
+      if (task.q_first == 106) task.v.data = world.v.at(0, 1, 0);
+      if (task.q_first == 206) task.v.row_stride *= 2;
+    };
+  };
+  run_kernel(kernel(), together, parts, 1, change(together));
+  for (const Part& part : parts) run_kernel(kernel(), apart, {part}, 1, change(apart));
+  together.acc.for_each([&](auto b, auto r, auto h, auto e) {
+    const double o = apart.acc.get(b, r, h, e) / apart.l.get(b, r, h, 0);
+    EXPECT_NEAR(together.acc.get(b, r, h, e) / together.l.get(b, r, h, 0), o, 1e-2 * (1 + std::abs(o))) << r << ' ' << e;
+  });
 }
 
 // Also more of them than a GPU runs blocks at a time.
@@ -402,6 +433,24 @@ TEST_P(AttendTest, DropoutKeepsTheSumOnAverageAndTheNormaliserExactly) {
     mean += world.acc.get(0, row, 0, 0) / 512.0 / 64.0;
   }
   EXPECT_NEAR(mean, 1.0, 5.0 * std::sqrt(0.25 / 0.75 / (64.0 * 512.0)));
+}
+
+// Heads of a group with so few queries that those of all of them would fill one tile, and every other head: each has its own
+// slope and drops its own pairs.
+TEST_P(AttendTest, FewQueriesOfAGroupWithOptionsOfEachHead) {
+  for (const bool alibi : {true, false}) {
+    for (const std::int64_t step : {1, 2}) {
+      Spec s = spec(5, 70, 16);
+      s.group = 4;
+      (alibi ? s.alibi_slope : s.dropout) = 0.5F;
+      World world(s);
+      if (!kernel().supports(world.params(1).shape)) continue;
+      Part part = world.whole();
+      part.head_step = step, part.head_count = 4 / step;
+      run_kernel(kernel(), world, {part});
+      expect_forward(world, {part}, s.describe() + " step " + std::to_string(step));
+    }
+  }
 }
 
 TEST_P(AttendTest, DropoutDoesNotDependOnHowTasksAreCut) {

@@ -156,6 +156,19 @@ TEST_P(FewQueriesTest, VisibleNanShowsInItsRowsOnly) {
   }
 }
 
+// The second of two tiles that not every query sees whole: values of the first are finite, and one of its own is not.
+TEST_P(FewQueriesTest, InfinityAfterATileOfFiniteValues) {
+  Spec s = spec(40, 1, 0);
+  const TileSizes sizes = kernel().tile_sizes(World(s).params(1).shape);
+  if (sizes.step.keys > 0) s.tile.keys = (sizes.least.keys + sizes.step.keys - 1) / sizes.step.keys * sizes.step.keys;
+  const std::int64_t tile = sizes.step.keys > 0 ? s.tile.keys : 64;
+  s.n_k = 2 * tile;
+  World world(s);
+  world.v.set(0, tile + 11, 0, 5, kInfinity);
+  run_kernel(kernel(), world, {world.whole(-kUnbounded, tile - 20)});  // query 31 is the first that sees it
+  for (std::int64_t row = 0; row < 40; ++row) EXPECT_EQ(std::isfinite(world.acc.get(0, row, 0, 5)), row < 31) << row;
+}
+
 INSTANTIATE_TEST_SUITE_P(Kernels, FewQueriesTest, ::testing::ValuesIn(runnable(RINGSPAN_TEST_ATTEND_KERNELS)), kernel_name);
 
 // Of each unit, the steps of all items cover the keys once and in order; parts do not depend on the number of threads.
