@@ -71,9 +71,10 @@ TEST_P(FewQueriesTest, AmongOtherTasks) {
   expect_forward(world, {world.whole()}, s.describe());
 }
 
-// Units that are computed together, tile by tile of all of them, and units that are too many to be cut: as with a thread each.
+// Units that are computed together, tile by tile of all of them, units that are too many to be cut, and as many together as
+// there is room for: as with a thread each.
 TEST_P(FewQueriesTest, SameBitsForAnyNumberOfThreads) {
-  for (const auto& [n_q, group, batch, kv_heads] : {std::tuple{3, 2, 1, 2}, {1, 2, 2, 5}, {1, 1, 3, 11}}) {
+  for (const auto& [n_q, group, batch, kv_heads] : {std::tuple{3, 2, 1, 2}, {1, 2, 2, 5}, {1, 1, 3, 11}, {33, 1, 1, 12}}) {
     Spec s = spec(n_q, group, 4200);
     s.batch = batch, s.kv_heads = kv_heads, s.head_dim = s.head_dim_v = 8;
     World one(s);
