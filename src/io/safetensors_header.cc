@@ -4,7 +4,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <array>
+#include <iterator>
 #include <limits>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -17,21 +17,11 @@ namespace {
 
 using nlohmann::json;
 
-constexpr std::array<std::pair<std::string_view, std::int64_t>, 15> kDTypes = {{{"F64", 8},
-                                                                                {"I64", 8},
-                                                                                {"U64", 8},
-                                                                                {"F32", 4},
-                                                                                {"I32", 4},
-                                                                                {"U32", 4},
-                                                                                {"F16", 2},
-                                                                                {"BF16", 2},
-                                                                                {"I16", 2},
-                                                                                {"U16", 2},
-                                                                                {"F8_E5M2", 1},
-                                                                                {"F8_E4M3", 1},
-                                                                                {"I8", 1},
-                                                                                {"U8", 1},
-                                                                                {"BOOL", 1}}};
+// Those of whole bytes: F4, F6_E2M3 and F6_E3M2 are not known.
+constexpr std::pair<std::string_view, std::int64_t> kDTypes[] = {
+    {"F64", 8},         {"I64", 8},         {"U64", 8}, {"C64", 8}, {"F32", 4},     {"I32", 4},     {"U32", 4},
+    {"F16", 2},         {"BF16", 2},        {"I16", 2}, {"U16", 2}, {"F8_E5M2", 1}, {"F8_E4M3", 1}, {"F8_E8M0", 1},
+    {"F8_E4M3FNUZ", 1}, {"F8_E5M2FNUZ", 1}, {"I8", 1},  {"U8", 1},  {"BOOL", 1}};
 
 constexpr std::string_view kMetadata = "__metadata__";
 
@@ -144,8 +134,8 @@ TensorInfo parse_tensor(const std::string& path, const std::string& name, const 
   if (!value["dtype"].is_string()) fail(path, "tensor '{}': dtype must be a string", name);
   tensor.dtype = value["dtype"].get<std::string>();
   const auto known =
-      std::find_if(kDTypes.begin(), kDTypes.end(), [&](const auto& dtype) { return dtype.first == tensor.dtype; });
-  if (known == kDTypes.end()) fail(path, "tensor '{}' has the unknown dtype '{}'", name, tensor.dtype);
+      std::find_if(std::begin(kDTypes), std::end(kDTypes), [&](const auto& dtype) { return dtype.first == tensor.dtype; });
+  if (known == std::end(kDTypes)) fail(path, "tensor '{}' has the unknown dtype '{}'", name, tensor.dtype);
   tensor.shape = parse_shape(path, name, value["shape"]);
 
   const json& offsets = value["data_offsets"];

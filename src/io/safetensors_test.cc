@@ -61,6 +61,19 @@ class Safetensors : public testing::Test {
   std::string path_;
 };
 
+// A file of other things beside what is asked for is no less a file.
+TEST_F(Safetensors, KnowsDTypesThatNobodyComputesWith) {
+  write_file(
+      R"({"x":{"dtype":"C64","shape":[2],"data_offsets":[0,16]},"y":{"dtype":"F8_E8M0","shape":[3],"data_offsets":[16,19]},)"
+      R"("z":{"dtype":"F8_E4M3FNUZ","shape":[1],"data_offsets":[19,20]},"u":{"dtype":"F8_E5M2FNUZ","shape":[1],)"
+      R"("data_offsets":[20,21]}})",
+      21);
+  const SafetensorsReader reader(path_);
+  EXPECT_EQ(reader.at("x").elements(), 2);
+  EXPECT_EQ(reader.at("y").elements(), 3);
+  EXPECT_EQ(error_of(R"({"x":{"dtype":"F4","shape":[4],"data_offsets":[0,2]}})", 2), "tensor 'x' has the unknown dtype 'F4'");
+}
+
 TEST_F(Safetensors, RoundTrip) {
   const float a[] = {1, 2, 3, 4, 5, 6};
   const std::uint16_t b[] = {7, 8, 9};
