@@ -240,6 +240,12 @@ def _unshard(rank, ranks):
         (whole * weights * (rank + 1)).sum().backward()
         factor = ranks * (ranks + 1) / 2  # every rank uses the whole, with its own factor
         assert torch.allclose(local.grad, sharding.shard(weights, rank=rank) * factor)
+        # The gradient of a gradient: of sum(weights * d/dx sum(x ** 3)), each rank's with its factor.
+        cubes = (sharding.unshard(local, group=group) ** 3).sum() * (rank + 1)
+        (slope,) = torch.autograd.grad(cubes, local, create_graph=True)
+        assert torch.allclose(slope, sharding.shard(3 * x**2, rank=rank) * factor)
+        (bend,) = torch.autograd.grad((slope * sharding.shard(weights, rank=rank)).sum(), local)
+        assert torch.allclose(bend, sharding.shard(6 * x * weights, rank=rank) * factor)
         swapped = sharding.shard(x.transpose(0, 1).contiguous(), rank=rank, dim=0)
         assert torch.equal(sharding.unshard(swapped, group=group, dim=0), x.transpose(0, 1))
         # The mean of losses over uneven shards with ignored labels.

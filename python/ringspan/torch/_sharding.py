@@ -73,15 +73,32 @@ class _Unshard(torch.autograd.Function):
         return whole.movedim(0, dim)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable  # the sum over the ranks has no derivative here
+    def backward(ctx, grad):
+        with _group.together(_transport.group_named(ctx.group)):
+            _refuse_transforms("the backward of unshard", grad)
+        return _RowsOfSum.apply(grad, ctx.sharding, ctx.group, ctx.dim), None, None, None
+
+
+class _RowsOfSum(torch.autograd.Function):
+    """This rank's rows of the sum of all ranks' tensors. Backward: all ranks' gradients as one tensor, for every rank's rows are in the sum."""
+
+    @staticmethod
+    def forward(ctx, whole, sharding, name, dim):
+        ctx.sharding, ctx.group, ctx.dim = sharding, name, dim
+        group = _transport.group_named(name)
+        with _group.together(group):
+            whole = whole.contiguous().clone()
+        _group.meet(group, f"the backward of unshard of {_described(whole)}")
+        _collectives.all_reduce(whole, group)
+        return whole.index_select(dim, sharding.positions(dist.get_rank(group)).to(whole.device))
+
+    @staticmethod
     def backward(ctx, grad):
         group = _transport.group_named(ctx.group)
         with _group.together(group):
-            _refuse_transforms("the backward of unshard", grad)
-            grad = grad.contiguous().clone()
-        _group.meet(group, f"the backward of unshard of {_described(grad)}")
-        _collectives.all_reduce(grad, group)
-        return grad.index_select(ctx.dim, ctx.sharding.positions(dist.get_rank(group)).to(grad.device)), None, None, None
+            _refuse_transforms("the gradient of the backward of unshard", grad)
+        _group.meet(group, f"the gradient of the backward of unshard of {_described(grad, ctx.dim)}")
+        return _Unshard.apply(grad, ctx.sharding, group, ctx.dim), None, None, None
 
 
 class _SumOverRanks(torch.autograd.Function):
