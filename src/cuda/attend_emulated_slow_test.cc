@@ -3,4 +3,5 @@
 
 #define RINGSPAN_TEST_ATTEND_KERNELS cuda::emulated_attend_kernels()
 #include "kernels/attend_results_test.cc"
+#include "kernels/attend_tasks_test.cc"
 #include "kernels/attend_test.cc"

@@ -5,6 +5,7 @@
 
 #define RINGSPAN_TEST_ATTEND_KERNELS ringspan::testing::gpu_kernels<false>()
 #include "kernels/attend_results_test.cc"
+#include "kernels/attend_tasks_test.cc"
 #include "kernels/attend_test.cc"
 
 namespace ringspan::testing {

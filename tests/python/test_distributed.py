@@ -228,43 +228,6 @@ def test_the_end_waits_for_threads_that_have_tensors_of_collectives():
     holder.join()
 
 
-def _unshard(rank, ranks):
-    group = dist.group.WORLD
-    x = torch.arange(2 * 11 * 3, dtype=torch.float32).reshape(2, 11, 3)
-    for kind in ("zigzag", "striped", "contiguous"):
-        sharding = rt.Sharding(kind, tokens=11, ranks=ranks)
-        local = sharding.shard(x, group=group).requires_grad_()
-        whole = sharding.unshard(local, group=group)
-        assert torch.equal(whole, x)
-        weights = torch.arange(x.numel(), dtype=torch.float32).reshape(x.shape)
-        (whole * weights * (rank + 1)).sum().backward()
-        factor = ranks * (ranks + 1) / 2  # every rank uses the whole, with its own factor
-        assert torch.allclose(local.grad, sharding.shard(weights, rank=rank) * factor)
-        # The gradient of a gradient: of sum(weights * d/dx sum(x ** 3)), each rank's with its factor.
-        cubes = (sharding.unshard(local, group=group) ** 3).sum() * (rank + 1)
-        (slope,) = torch.autograd.grad(cubes, local, create_graph=True)
-        assert torch.allclose(slope, sharding.shard(3 * x**2, rank=rank) * factor)
-        (bend,) = torch.autograd.grad((slope * sharding.shard(weights, rank=rank)).sum(), local)
-        assert torch.allclose(bend, sharding.shard(6 * x * weights, rank=rank) * factor)
-        swapped = sharding.shard(x.transpose(0, 1).contiguous(), rank=rank, dim=0)
-        assert torch.equal(sharding.unshard(swapped, group=group, dim=0), x.transpose(0, 1))
-        # The mean of losses over uneven shards with ignored labels.
-        tokens = torch.arange(22).reshape(2, 11)
-        labels = sharding.next_labels(tokens, rank=rank, cu_seqlens=[0, 4, 11])
-        losses = sharding.shard(x, rank=rank)[..., 0].requires_grad_()
-        mean = sharding.mean_loss(losses, group=group, labels=labels)
-        valid = torch.ones(2, 11, dtype=torch.bool)
-        valid[:, [3, 10]] = False
-        assert torch.allclose(mean, x[..., 0][valid].mean())
-        mean.backward()
-        assert torch.allclose(losses.grad, sharding.shard(valid.float() / valid.sum(), rank=rank))
-    return True
-
-
-def test_sharding_of_tensors():
-    run_ranks(3, _unshard)
-
-
 class Model(torch.nn.Module):
     """Two layers with rotary positions; the group is None for one rank."""
 
