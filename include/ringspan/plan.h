@@ -56,7 +56,7 @@ struct RankOverhead {
       std::numeric_limits<std::int64_t>::max();  // of a task, the fewest that any rank's kernel takes
   bool gradient_sums =
       false;  // a rank's kernels cannot write gradients at once: it computes on a CPU, or tensors lie on the host
-  bool ungrouped_tasks = false;  // a rank's tasks are calls of a library each (PlanOptions::partials), or it computes on a CPU
+  bool ungrouped_tasks = false;  // a rank's tasks are calls of a library each (PlanOptions::partials), or gradient_sums
   bool operator==(const RankOverhead&) const = default;
 };
 

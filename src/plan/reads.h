@@ -59,7 +59,7 @@ class Pieces {
 };
 
 // Every slice between two hulls, clipped to them: hull by hull of `outer`, then of `inner`, then as for_each_slice has them.
-// Cost: that of the slices of each hull of the shorter list; where both are short, one lowering for each two hulls.
+// Cost: one lowering for each two hulls where both lists are short, else for each hull of the short one, or of `outer`.
 void for_each_slice_between(const Lowering& lowering, std::span<const Hull> outer, std::span<const Hull> inner,
                             bool outer_is_queries, HeadRange heads,
                             FunctionRef<void(const Slice&, const Hull& outer, const Hull& inner)> visit);
