@@ -37,11 +37,11 @@ void run_rank(std::unique_ptr<Communicator> communicator, const RankBody& body, 
     body(*communicator);
     return;  // the communicator is destroyed: this rank has left
   } catch (const PeerFailure& error) {
+    reason = error.what();  // before it is offered: another rank's may take its place, and destroy it
     first.offer(std::current_exception(), true);
-    reason = error.what();
   } catch (const std::exception& error) {
-    first.offer(std::current_exception(), false);
     reason = error.what();
+    first.offer(std::current_exception(), false);
   } catch (...) {
     first.offer(std::current_exception(), false);
     reason = "unknown exception";
