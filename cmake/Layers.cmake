@@ -25,14 +25,16 @@ if(RINGSPAN_UNITY AND CMAKE_CXX_COMPILER_ID STREQUAL GNU)  # it takes a file tha
   target_compile_options(ringspan_options INTERFACE $<$<COMPILE_LANGUAGE:CXX>:-Wno-subobject-linkage>)
 endif()
 if(RINGSPAN_SANITIZE)
-  target_compile_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
+  # AddressSanitizer finds what null and object-size do, whose checks take a sixth of compiling.
+  target_compile_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE} -fno-sanitize=null,object-size
+                         -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(ringspan_options INTERFACE -fsanitize=${RINGSPAN_SANITIZE})
 endif()
 
 # Of a test's own code; linked after ringspan_options.
 add_library(ringspan_test_options INTERFACE)
-if(RINGSPAN_SANITIZE MATCHES undefined)  # checking its every pointer takes a third of compiling it
-  target_compile_options(ringspan_test_options INTERFACE -fno-sanitize=null,vptr,alignment,object-size)
+if(RINGSPAN_SANITIZE MATCHES undefined)  # checking its every pointer takes a fifth of compiling it
+  target_compile_options(ringspan_test_options INTERFACE -fno-sanitize=vptr,alignment)
 elseif(CMAKE_BUILD_TYPE STREQUAL Release)  # what they test is optimised in full; a third less to compile
   target_compile_options(ringspan_test_options INTERFACE -O1)
 endif()
