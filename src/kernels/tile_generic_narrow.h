@@ -31,12 +31,24 @@ constexpr int step_depths() {
 // absent ones are zero.
 template <int kSets, typename Type>
 void turn_narrow(const ForwardTile& tile, float* columns) {
-  constexpr int kQueries = 4 * kSets, kHalf = has_halves<Type>() ? 2 : 1;
+  typedef float Group __attribute__((vector_size(kDepths * sizeof(float)), aligned(4), may_alias));
+  typedef std::int32_t Lanes __attribute__((vector_size(kDepths * sizeof(float))));
+  constexpr int kQueries = 4 * kSets, kStep = step_depths<Type>();
+  Lanes lanes;
+  for (int i = 0; i < kDepths; ++i) lanes[i] = 2 * i;
   for (int row = 0; row < kQueries; ++row) {
     const float* const q = static_cast<const float*>(tile.q) + row * query_stride(tile.dims);
-    for (int e = 0; e < tile.dims.head_dim; e += kHalf * kDepths) {
-      for (int i = 0; i < kHalf * kDepths; ++i)
-        columns[(e + i % kHalf * kDepths) * kQueries + row * kDepths + i / kHalf] = row < tile.rows ? q[e + i] : 0.0F;
+    const bool is_there = row < tile.rows;
+    float* out = columns + row * kDepths;
+    for (int e = 0; e < tile.dims.head_dim; e += kStep, out += kStep * kQueries) {
+      const auto group = [&](int i) { return is_there ? *reinterpret_cast<const Group*>(q + e + i * kDepths) : Group{}; };
+      if constexpr (has_halves<Type>()) {
+        const Group low = group(0), high = group(1);
+        *reinterpret_cast<Group*>(out) = __builtin_shuffle(low, high, lanes);
+        *reinterpret_cast<Group*>(out + kDepths * kQueries) = __builtin_shuffle(low, high, lanes + 1);
+      } else {
+        *reinterpret_cast<Group*>(out) = group(0);
+      }
     }
   }
 }
