@@ -275,7 +275,7 @@ Transport::TimePoint Transport::check_peers(const Operation* pending, const List
     if (silence >= patience) {
       const std::string extended = patience == deadline ? "" : fmt::format(", extended to {:.1f} s", patience);
       fail(*operation,
-           fmt::format("{} for {:.1f} s (deadline {:g} s{})", this->silence(*operation), silence, deadline, extended));
+           fmt::format("{} for {:.3g} s (deadline {:g} s{})", this->silence(*operation), silence, deadline, extended));
     }
     rest = std::min(rest, patience - silence);
   }
