@@ -90,7 +90,7 @@ void forward(int width) {
   float shrink[kMaxQueryTile];
   const auto scores = [&] {
     multiply_columns(rows, keys, static_cast<const float*>(tile.q), query_stride(dims), static_cast<const float*>(tile.k),
-                     width, static_cast<float*>(tile.work), score_stride(dims), ranges);
+                     width, static_cast<float*>(tile.work), score_stride(dims), ranges, Soon{});
   };
   const auto softmax = [&] {
     for (int row = 0; row < rows; row += kWidth) softmax_rows(tile, row, at_most(kWidth, rows - row), ranges, shrink);
@@ -139,8 +139,9 @@ void backward(int width) {
   ranges_of_blocks(tile.key_begin, tile.key_end, rows, keys_of);
   ranges_of_blocks(tile.row_begin, tile.row_end, keys, rows_of);
   const auto scores = [&] {
-    multiply_columns(rows, keys, parts.q, parts.q_stride, parts.k_columns, width, parts.p, parts.stride, keys_of);
-    multiply_columns(rows, keys, parts.d_out, parts.d_out_stride, parts.v_columns, width, parts.ds, parts.stride, keys_of);
+    multiply_columns(rows, keys, parts.q, parts.q_stride, parts.k_columns, width, parts.p, parts.stride, keys_of, Soon{});
+    multiply_columns(rows, keys, parts.d_out, parts.d_out_stride, parts.v_columns, width, parts.ds, parts.stride, keys_of,
+                     Soon{});
   };
   const auto gradients = [&] {
     for (int row = 0; row < rows; ++row) gradient_row(tile, parts, row);

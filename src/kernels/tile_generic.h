@@ -322,8 +322,9 @@ RINGSPAN_INLINE void for_equal_ranges(int rows, int step, const RangeOf& range_o
 
 // out[rows][columns] (op)= left x columns of a packed "columns" matrix, only where blocks of rows have a range; used for the
 // scores of a tile: `depth` is the head dimension.
-inline void multiply_columns(int rows, int columns, const float* left, std::int64_t left_stride, const float* packed, int depth,
-                             float* out, std::int64_t out_stride, const Range* ranges, Ahead* ahead = nullptr) {
+template <typename Beside>
+void multiply_columns(int rows, int columns, const float* left, std::int64_t left_stride, const float* packed, int depth,
+                      float* out, std::int64_t out_stride, const Range* ranges, Beside beside) {
   for (int first = 0; first < columns; first += kPanel) {
     const int width = up(at_most(columns - first, kPanel));
     const float* panel = packed + static_cast<std::int64_t>(first) * depth;
@@ -333,7 +334,7 @@ inline void multiply_columns(int rows, int columns, const float* left, std::int6
     };
     for_equal_ranges(rows, kRowBlock, seen, [&](int row, int count, Range range) {
       multiply(count, (range.end - range.begin) / kWidth, Left{left + row * left_stride, left_stride, 1}, panel + range.begin,
-               width, depth, Assign{out + row * out_stride + first + range.begin, out_stride}, Soon{ahead});
+               width, depth, Assign{out + row * out_stride + first + range.begin, out_stride}, beside);
     });
   }
 }
@@ -459,12 +460,12 @@ inline void accumulate_rows(const ForwardTile& tile, const float* panel, int col
 }
 
 void attend_tile(const ForwardTile& tile) {
-  Range ranges[kMaxBlocks];
+  Range ranges[kMaxBlocks] = {};
   ranges_of_blocks(tile.begin, tile.end, tile.rows, ranges);
   float shrink[kMaxQueryTile];
   multiply_columns(tile.rows, tile.keys, static_cast<const float*>(tile.q), query_stride(tile.dims),
                    static_cast<const float*>(tile.k), tile.dims.head_dim, static_cast<float*>(tile.work),
-                   score_stride(tile.dims), ranges, tile.ahead);
+                   score_stride(tile.dims), ranges, Soon{tile.ahead});
   for (int row = 0; row < tile.rows; row += kWidth) softmax_rows(tile, row, at_most(kWidth, tile.rows - row), ranges, shrink);
   for (int column = 0; column < tile.dims.head_dim_v; column += kPanel) {
     const int width = up(at_most(tile.dims.head_dim_v - column, kPanel));

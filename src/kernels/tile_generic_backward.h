@@ -4,7 +4,8 @@
 namespace ringspan::kernels {
 namespace {
 
-constexpr int kFetchedRows = 4;  // whose scores are fetched into the first cache before they become gradients
+constexpr int kFirstCache = 32768;  // bytes, of most processors
+constexpr int kFetchedRows = 4;     // whose scores are fetched into the first cache before they become gradients
 
 constexpr std::int64_t gradient_stride(const TileDims& dims) { return dims.tile.keys + kScorePad; }
 // Of queries and d_out, which are left and right operands: an odd number of cache lines, against cache set conflicts.
@@ -181,10 +182,22 @@ void attend_backward_tile(const BackwardTile& tile) {
   Range keys_of[kMaxBlocks], rows_of[kMaxBlocks];  // by blocks of rows and of keys
   ranges_of_blocks(tile.key_begin, tile.key_end, tile.rows, keys_of);
   ranges_of_blocks(tile.row_begin, tile.row_end, tile.keys, rows_of);
-  multiply_columns(tile.rows, tile.keys, parts.q, parts.q_stride, parts.k_columns, tile.dims.head_dim, parts.p, parts.stride,
-                   keys_of, tile.ahead);
-  multiply_columns(tile.rows, tile.keys, parts.d_out, parts.d_out_stride, parts.v_columns, tile.dims.head_dim_v, parts.ds,
-                   parts.stride, keys_of, tile.ahead);
+  const int depths = tile.dims.head_dim + tile.dims.head_dim_v;
+  const auto scores = [&](auto beside) {
+    multiply_columns(tile.rows, tile.keys, parts.q, parts.q_stride, parts.k_columns, tile.dims.head_dim, parts.p, parts.stride,
+                     keys_of, beside);
+    multiply_columns(tile.rows, tile.keys, parts.d_out, parts.d_out_stride, parts.v_columns, tile.dims.head_dim_v, parts.ds,
+                     parts.stride, keys_of, beside);
+  };
+  // Panels of keys that the first cache does not hold are read from the second one, which prefetches close to each other hold
+  // up.
+  if (depths / 2 * kPanel * static_cast<int>(sizeof(float)) > kFirstCache) {
+    set_pace(tile.ahead,
+             std::int64_t{depths} * ((tile.rows + kRowBlock - 1) / kRowBlock) * ((tile.keys + kPanel - 1) / kPanel));
+    scores(Evenly{tile.ahead});
+  } else {
+    scores(Soon{tile.ahead});
+  }
   for (int row = 0; row < tile.rows; ++row) gradient_row(tile, parts, row);
   add_key_gradient(tile, parts.p, parts.d_out, parts.d_out_stride, tile.dims.head_dim_v, parts.dv, parts.v_stride, rows_of);
   add_key_gradient(tile, parts.ds, parts.q, parts.q_stride, tile.dims.head_dim, parts.dk, parts.k_stride, rows_of);

@@ -13,7 +13,7 @@ PAGES = {
         ["2026-11-29-compare-amx", "2026-11-29-structure-amx", "2026-11-29-long-amx"],
         "2026-11-29-ranks-amx",
     ),
-    "performance_without_amx": (["2026-11-27-compare-without-amx"], "2026-11-27-ranks-without-amx"),
+    "performance_without_amx": (["2026-11-30-compare-without-amx"], "2026-11-30-ranks-without-amx"),
     "performance_zen3": (["2026-11-25-compare-zen3"], None),
     "performance_zen4": (["2026-11-26-compare-quiet-zen4", "2026-11-26-structure-quiet-zen4"], "2026-11-26-ranks-quiet-zen4"),
     "performance_zen5": (["2026-11-29-compare-zen5", "2026-11-29-structure-zen5", "2026-11-29-ranks-sdpa-zen5"], "2026-11-29-ranks-zen5"),
