@@ -391,7 +391,7 @@ void SocketTransport::pass_duplicate(Link& to, const PeerSockets& sockets) {
     listening.look();
     const Seconds silence = listening.silence(to.heard);
     if (silence >= kDuplicateDeadline) {
-      fail(fmt::format("duplicate: rank {} does not read: no sign of life for {:.3g} s", to.peer, silence.count()));
+      fail(fmt::format("duplicate: rank {} does not read: no sign of life for {:.1f} s", to.peer, silence.count()));
     }
     block(Clock::now() + std::chrono::milliseconds(1));
   }
@@ -405,7 +405,7 @@ void SocketTransport::wait_for_duplicate(Link& from) {
     listening.look();
     const Seconds silence = listening.silence(from.heard);
     if (silence >= kDuplicateDeadline) {
-      fail(fmt::format("duplicate: waiting for rank {}: no sign of life for {:.3g} s (deadline {:g} s)", from.peer,
+      fail(fmt::format("duplicate: waiting for rank {}: no sign of life for {:.1f} s (deadline {:g} s)", from.peer,
                        silence.count(), kDuplicateDeadline.count()));
     }
     block(Clock::now() + kHeartbeat);

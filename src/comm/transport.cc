@@ -274,8 +274,8 @@ Transport::TimePoint Transport::check_peers(const Operation* pending, const List
     const double silence = listening.silence(last_sign_of_life(peer)).count();
     if (silence >= patience) {
       const std::string extended = patience == deadline ? "" : fmt::format(", extended to {:.1f} s", patience);
-      fail(*operation,
-           fmt::format("{} for {:.3g} s (deadline {:g} s{})", this->silence(*operation), silence, deadline, extended));
+      const std::string length = silence < 1.0 ? fmt::format("{:.2g}", silence) : fmt::format("{:.1f}", silence);
+      fail(*operation, fmt::format("{} for {} s (deadline {:g} s{})", this->silence(*operation), length, deadline, extended));
     }
     rest = std::min(rest, patience - silence);
   }

@@ -79,6 +79,14 @@ TEST(TransportTest, ItsPeersAreMissedAtTheDeadlineAfterIt) {
   EXPECT_GT(looks, 1);
 }
 
+TEST(TransportTest, AShortSilenceIsNotToldAsNone) {
+  FakeTransport transport;
+  transport.on_block = [](int) { std::this_thread::sleep_for(std::chrono::milliseconds(1)); };
+  const std::string error = wait_for_four_bytes(transport, Communicator::Seconds(0.002));
+  EXPECT_THAT(error, testing::HasSubstr("(deadline 0.002 s)"));
+  EXPECT_THAT(error, testing::Not(testing::HasSubstr(" 0.0 s")));
+}
+
 // Of a batch every peer counts: one that shows life does not hide another.
 TEST(TransportTest, ASilentPeerIsMissedBehindOneThatIsAlive) {
   FakeTransport transport;
