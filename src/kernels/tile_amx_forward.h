@@ -16,7 +16,53 @@ namespace {
 // They are computed as quarters, so that a bit of their exponents tells which are 8 or more.
 constexpr float kSlack = 2.140066F, kQuarter = -2.0F;
 
-template <int kGroups>
+// Not known to the compiler, which would make constants again and again, in instructions that take the ports of what they
+// are for.
+template <typename Vector>
+RINGSPAN_INLINE Vector kept(Vector x) {
+  __asm__("" : "+v"(x));
+  return x;
+}
+
+// 2^x, as 2^(i / 32) by a polynomial of degree 2: relative error 1e-7, none at multiples of 1/32. Six of its instructions go
+// only where products of tiles leave one port to vectors; with a polynomial alone they would be eight.
+struct Powers {
+  Powers() {
+    for (int n = 0; n < 2; ++n) power[n] = Isa::load(kPowers + 16 * n);
+  }
+  // For x <= 127. Numbers below the normal ones are zero if the thread has them so (FlushToZero).
+  RINGSPAN_INLINE Reg exp2_of(Reg x) const {
+    constexpr int kDown = _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC;
+    const __m512i at = _mm512_castps_si512(_mm512_add_round_ps(x, to_index, kDown));
+    const Reg f = _mm512_reduce_ps(x, 5 << 4 | kDown);  // x less a multiple of 1/32
+    const Reg p = Isa::fma(Isa::fma(second, f, first), f, one);
+    return _mm512_scalef_ps(p * _mm512_permutex2var_ps(power[0], at, power[1]), x);
+  }
+
+ private:
+  alignas(64) static constexpr float kPowers[32] = {
+      1.00000000F, 1.02189715F, 1.04427378F, 1.06714040F, 1.09050773F, 1.11438674F, 1.13878863F, 1.16372486F,
+      1.18920712F, 1.21524736F, 1.24185781F, 1.26905096F, 1.29683955F, 1.32523664F, 1.35425555F, 1.38390988F,
+      1.41421356F, 1.44518081F, 1.47682615F, 1.50916443F, 1.54221083F, 1.57598085F, 1.61049033F, 1.64575548F,
+      1.68179283F, 1.71861930F, 1.75625216F, 1.79470908F, 1.83400809F, 1.87416763F, 1.91520656F, 1.95714412F,
+  };
+  Reg power[2], one = kept(Isa::set1(1.0F)), first = kept(Isa::set1(0.693123732F)), second = kept(Isa::set1(0.242652692F));
+  Reg to_index = kept(Isa::set1(0x1.8p18F));  // leaves multiples of 1/32 in the last bits
+};
+
+// For a thread's vectors, while it lives: results below the normal numbers become zero, as those of products of tiles do.
+class FlushToZero {
+ public:
+  FlushToZero() { _mm_setcsr(before_ | _MM_FLUSH_ZERO_ON); }
+  ~FlushToZero() { _mm_setcsr(before_); }
+  FlushToZero(const FlushToZero&) = delete;
+  FlushToZero& operator=(const FlushToZero&) = delete;
+
+ private:
+  const unsigned before_ = _mm_getcsr();
+};
+
+template <Sums kSums>
 class TurnedTile {
  public:
   TurnedTile(const ForwardTile& tile, const TurnedParts& parts)
@@ -35,9 +81,10 @@ class TurnedTile {
   }
 
  private:
-  using Products = TurnedProducts<kGroups>;
-  using Step = TurnedStep<kGroups>;
+  using Products = TurnedProducts<kSums>;
+  using Step = TurnedStep<kSums>;
   static constexpr bool kHeld = Products::kHeld;
+  static constexpr int kGroups = Products::kGroups;
   static constexpr int kKeysAtOnce = 4 / kGroups;  // of exponentials
   static constexpr std::int64_t kScores = Products::kScores;
 
@@ -45,15 +92,28 @@ class TurnedTile {
   // added to exponents.
   struct State {
     Reg m[kGroups], l[kGroups], rounded[kGroups], origin[kGroups];
-    Reg factor;     // of scores in exponents
-    __m512i words;  // bits of the weights of a step
+    bool large;  // a maximum is so large that each step has to subtract it from scores, or there is none yet
+  };
+  // What weights are computed with, and their sums: a copy that only registers have. What lies in memory, a tile that is stored
+  // might change.
+  struct Weighing {
+    Weighing(const State& state, Reg factor_of_scores) : factor(factor_of_scores) {
+      for (int g = 0; g < kGroups; ++g) l[g] = state.l[g], rounded[g] = state.rounded[g], origin[g] = state.origin[g];
+    }
+    void sums_to(State& state) const {
+      for (int g = 0; g < kGroups; ++g) state.l[g] = l[g], state.rounded[g] = rounded[g];
+    }
+    Reg l[kGroups], rounded[kGroups], origin[kGroups];
+    Reg factor;  // of scores in exponents
+    Powers powers;
+    __m512i half = kept(_mm512_set1_epi32(0x8000)), upper = kept(upper_words()), ones = kept(_mm512_set1_epi32(0x3f803f80));
+    __m512i words = _mm512_setzero_si512();  // bits of the weights
   };
 
   // Not inlined: four of them in one function take more registers than there are.
   template <bool kFinite, bool kDropout>
   __attribute__((noinline)) void run() {
     State state, done;
-    state.factor = Isa::set1(scale_ * kLog2e);
     Step before{}, next = Step::first_of_rows(tile_, 0);
     if (next.keys == 0) return;
     products_.multiply_keys(next, scores_[0], [] {});
@@ -64,28 +124,29 @@ class TurnedTile {
       next = now.next();
       if (now.is_first) begin_rows(now, state);
       finish_scores(now, s);
-      const bool looks = kDropout || now.key - now.seen.begin < Step::kMostKeys || has_large(state);
+      const bool looks = kDropout || now.key - now.seen.begin < Step::kMostKeys || state.large;
       if (looks) raise<kFinite, kDropout>(now, s, &before, other, state);
-      Reg l[kGroups], rounded[kGroups];  // before this step
-      for (int g = 0; g < kGroups; ++g) l[g] = state.l[g], rounded[g] = state.rounded[g];
-      state.words = _mm512_setzero_si512();
+      Weighing weighing(state, Isa::set1(scale_ * kLog2e));
       int ended = 0, allowed = 0;  // keys, and 256ths of keys
       const int slots = (before.keys > 0 ? products_.value_slots(before) : 0) + (next.keys > 0 ? products_.key_slots(next) : 0);
-      const int pace = slots > 0 ? (now.keys * 256 + slots - 1) / slots : 0;
+      const int pace = slots > 0 ? now.keys * 256 / slots : 0;
       const auto exponentiate_some = [&]() __attribute__((always_inline)) {
         allowed += pace;
-        for (; ended * 256 < allowed && ended < now.keys; ended += kKeysAtOnce) exponentiate<kDropout>(now, ended, s, state);
+        if (ended * 256 >= allowed) return;
+        exponentiate<kDropout>(now, ended, s, weighing);
+        ended += kKeysAtOnce;
       };
       if (before.keys > 0) {
         products_.multiply_values(before, other, exponentiate_some);
         if (before.is_last()) store<kFinite, kDropout>(before, done);
       }
       if (next.keys > 0) products_.multiply_keys(next, other, exponentiate_some);
-      for (; ended < now.keys; ended += kKeysAtOnce) exponentiate<kDropout>(now, ended, s, state);
+      for (; ended < now.keys; ended += kKeysAtOnce) exponentiate<kDropout>(now, ended, s, weighing);
       const __m512i large = _mm512_set1_epi32(0x40004000);
-      if (__builtin_expect(!looks && _mm512_test_epi32_mask(state.words, large) != 0, 0)) {
-        for (int g = 0; g < kGroups; ++g) state.l[g] = l[g], state.rounded[g] = rounded[g];
+      if (__builtin_expect(!looks && _mm512_test_epi32_mask(weighing.words, large) != 0, 0)) {
         repeat<kFinite>(now, s, state);
+      } else {
+        weighing.sums_to(state);
       }
       Products::keep_awake();
       if (tile_.ahead != nullptr) fetch_lines(tile_.ahead, tile_.ahead->step);
@@ -108,7 +169,9 @@ class TurnedTile {
     products_.multiply_keys(step, s, [] {});
     finish_scores(step, s);
     raise<kFinite, false>(step, s, nullptr, nullptr, state);
-    for (int i = 0; i < step.keys; i += kKeysAtOnce) exponentiate<false>(step, i, s, state);
+    Weighing weighing(state, Isa::set1(scale_ * kLog2e));
+    for (int i = 0; i < step.keys; i += kKeysAtOnce) exponentiate<false>(step, i, s, weighing);
+    weighing.sums_to(state);
   }
 
   Reg old_m(const Step& step, int group) const {
@@ -162,7 +225,6 @@ class TurnedTile {
     return _mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtepi64_ps(low)), _mm512_cvtepi64_ps(high), 1);
   }
 
-  // Whether a maximum is so large that each step has to subtract it from scores, or there is none yet.
   static bool has_large(const State& state) {
     __mmask16 small = 0xffff;
     for (int g = 0; g < kGroups; ++g)
@@ -185,6 +247,7 @@ class TurnedTile {
       }
       state.origin[g] = quartered(origin_of(s + g * kScores, step.keys, kLanes, scale_, state.m[g]));
     }
+    state.large = has_large(state);
   }
   __attribute__((noinline)) void add_values(Step& step, const float* weights) {
     products_.multiply_values(step, weights, [] {});
@@ -218,21 +281,21 @@ class TurnedTile {
 
   // Weights of some keys, from the i-th of a step on, in place: words of two keys side by side.
   template <bool kDropout>
-  RINGSPAN_INLINE void exponentiate(const Step& step, int i, float* s, State& state) const {
+  RINGSPAN_INLINE void exponentiate(const Step& step, int i, float* s, Weighing& weighing) const {
     RINGSPAN_UNROLL for (const int end = i + kKeysAtOnce; i < end; i += 2) {
       RINGSPAN_UNROLL for (int g = 0; g < kGroups; ++g) {
         float* const x = s + g * kScores + i * kLanes;
-        Reg p = exp2_of(Isa::fma(Isa::load(x), state.factor, state.origin[g]));
-        Reg q = exp2_of(Isa::fma(Isa::load(x + kLanes), state.factor, state.origin[g]));
-        state.l[g] = state.l[g] + (p + q);
+        Reg p = weighing.powers.exp2_of(Isa::fma(Isa::load(x), weighing.factor, weighing.origin[g]));
+        Reg q = weighing.powers.exp2_of(Isa::fma(Isa::load(x + kLanes), weighing.factor, weighing.origin[g]));
+        weighing.l[g] = weighing.l[g] + (p + q);
         if constexpr (kDropout) p = p * factors_of(step, g, step.key + i), q = q * factors_of(step, g, step.key + i + 1);
-        __m512i rounded[2];
-        const __m512i words = words_side_by_side(p, q, rounded);
+        // As words_side_by_side() does it.
+        const __m512i even = _mm512_add_epi32(_mm512_castps_si512(p), weighing.half);
+        const __m512i words = upper_of(even, _mm512_add_epi32(_mm512_castps_si512(q), weighing.half), weighing.upper);
         _mm512_storeu_si512(s + g * kScores + i * kLanes / 2, words);
         if constexpr (!kDropout)
-          state.words = _mm512_or_si512(state.words, words),
-          state.rounded[g] =
-              state.rounded[g] + (_mm512_castsi512_ps(_mm512_and_si512(rounded[0], upper_words())) + high_half(words));
+          weighing.words = _mm512_or_si512(weighing.words, words),
+          weighing.rounded[g] = _mm512_dpbf16_ps(weighing.rounded[g], (__m512bh)words, (__m512bh)weighing.ones);
       }
     }
   }
@@ -288,11 +351,15 @@ class TurnedTile {
 
 void attend_turned(const ForwardTile& tile) {
   const Dot::Session session;
+  const FlushToZero flush;
   const TurnedParts parts(tile.dims);
-  if (parts.groups == 1) {
-    TurnedTile<1>(tile, parts).run();
-  } else {
-    TurnedTile<2>(tile, parts).run();
+  switch (parts.sums) {
+    case Sums::kInTiles:
+      return TurnedTile<Sums::kInTiles>(tile, parts).run();
+    case Sums::kNear:
+      return TurnedTile<Sums::kNear>(tile, parts).run();
+    case Sums::kFar:
+      return TurnedTile<Sums::kFar>(tile, parts).run();
   }
 }
 

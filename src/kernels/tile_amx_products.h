@@ -12,23 +12,32 @@ namespace {
 
 constexpr int kLanes = 16, kTileWords = 512, kTileFloats = 256;
 
-constexpr int kStepKeys = 64;  // of a step of 16 queries; of 32, twice as many
+// Where sums of values are, o^T, and with them of how many queries and keys steps are.
+enum class Sums {
+  kInTiles,  // of 16 queries and up to 64 columns
+  kNear,     // of 32 queries, in the first cache, beside the weights of a step in tiles: 64 keys
+  kFar,      // of 32 queries and many columns, which leave the first cache: loaded and stored once per 128 keys
+};
+constexpr int kColumnsInTiles = 64, kColumnsNear = 160;
 
-// Up to this many columns of o^T of 16 queries stay in tiles; of more, o^T of 32 queries is loaded and stored again in each
-// step, and what is loaded of keys and values serves twice as many.
-constexpr int kHeldColumns = 64;
+constexpr int groups_of(Sums sums) { return sums == Sums::kInTiles ? 1 : 2; }  // of 16 queries
+constexpr int step_keys_of(Sums sums) { return sums == Sums::kNear ? 64 : 128; }
 
 // Where everything of a tile lies. Values: chunks of 32 keys, [columns][32] each.
 struct TurnedParts {
   int depth, columns;  // of queries and keys, of values; padded
-  int groups;          // of 16 queries in a step
+  Sums sums;
+  int groups;  // of 16 queries in a step
   int step_keys;
   std::int64_t chunk, scores;  // words of a chunk; floats of the scores of a step
   explicit TurnedParts(const TileDims& dims)
       : depth(up32(dims.head_dim)),
         columns(up16(dims.head_dim_v)),
-        groups(depth <= kHeldColumns && columns <= kHeldColumns ? 1 : 2),
-        step_keys(groups * kStepKeys),
+        sums(depth <= kColumnsInTiles && columns <= kColumnsInTiles ? Sums::kInTiles
+             : columns <= kColumnsNear                              ? Sums::kNear
+                                                                    : Sums::kFar),
+        groups(groups_of(sums)),
+        step_keys(step_keys_of(sums)),
         chunk(columns * std::int64_t{kChunk}),
         scores(groups * step_keys * std::int64_t{kLanes}) {}
 
@@ -40,9 +49,9 @@ struct TurnedParts {
 };
 
 // The queries from `row` on and the keys from `key` on.
-template <int kGroups>
+template <Sums kSums>
 struct TurnedStep {
-  static constexpr int kRows = kGroups * kLanes, kMostKeys = kGroups * kStepKeys;
+  static constexpr int kRows = groups_of(kSums) * kLanes, kMostKeys = step_keys_of(kSums);
 
   const ForwardTile* tile;
   int row, key;
@@ -94,15 +103,15 @@ struct TurnedStep {
   }
 };
 
-// kGroups: of 16 queries in a step. 1: sums stay in tiles 0 to 3, queries in 4 and 5. 2: tiles 0 to 3 are sums of two groups
-// each, 4 and 5 left operands, 6 and 7 right ones.
-// beside() after each slot of products, of which all take about as long. What is read once per step is loaded past the first
-// cache, where scores stay. Sums are stored beside the products of the next ones: a store waits for the last product.
-template <int kGroups>
+// Products of a step; beside() after each slot of them, of which all take about as long. What is read once per step is loaded
+// past the first cache, where scores stay. Sums are stored beside the products of the next ones: a store waits for the last
+// product.
+template <Sums kSums>
 class TurnedProducts {
  public:
-  using Step = TurnedStep<kGroups>;
-  static constexpr bool kHeld = kGroups == 1;
+  using Step = TurnedStep<kSums>;
+  static constexpr bool kHeld = kSums == Sums::kInTiles;  // in tiles 0 to 3, with queries in 4 and 5
+  static constexpr int kGroups = groups_of(kSums);
   static constexpr std::int64_t kScores = Step::kMostKeys * std::int64_t{kLanes};  // of a group
 
   TurnedProducts(const ForwardTile& tile, const TurnedParts& parts)
@@ -115,8 +124,10 @@ class TurnedProducts {
   // Of a group, where they are in memory: [columns][16].
   float* sums(int group) const { return sums_ + group * sums_stride(); }
 
-  int key_slots(const Step& step) const { return kHeld ? step.keys / kLanes : step.keys / kChunk * (parts_.depth / kChunk); }
-  int value_slots(const Step& step) const { return step.keys / kChunk * ((parts_.columns + 31) / 32); }
+  int key_slots(const Step& step) const { return step.keys / kLanes * (parts_.depth / kChunk); }
+  int value_slots(const Step& step) const {
+    return step.keys / kChunk * (kSums == Sums::kFar ? (parts_.columns + 31) / 32 * 2 : parts_.columns / 16);
+  }
 
   // s: [groups][keys of a step][16].
   template <typename Beside>
@@ -137,8 +148,8 @@ class TurnedProducts {
         if (before != nullptr) store_tile<6>(before, 64);
         drop_tile<6>();
         add_rows<6, 4>(k);
-        if (parts_.depth > kChunk) add_rows<6, 5>(k + kTileWords);
         beside();
+        if (parts_.depth > kChunk) add_rows<6, 5>(k + kTileWords), beside();
       }
       store_tile<6>(before, 64);
       drop_tile<6>();
@@ -154,6 +165,7 @@ class TurnedProducts {
           if (e == 0) begin_scores<1>(before);
           add_product<1, 4, 7>();
           drop_tile<4>();
+          beside();
           stream_tile<5>(k + group);
           if (e == 0) begin_scores<2>(before);
           add_product<2, 5, 6>();
@@ -182,15 +194,35 @@ class TurnedProducts {
       for (int c = 0; c < step.keys; c += kChunk, v += parts_.chunk) {
         load_tile<6>(p + c * kLanes, 64);
         add_rows<0, 6>(v);
-        if (parts_.columns > 16) add_rows<1, 6>(v + kTileWords);
         beside();
-        if (parts_.columns > 32) {
-          add_rows<2, 6>(v + 2 * kTileWords);
-          if (parts_.columns > 48) add_rows<3, 6>(v + 3 * kTileWords);
+        if (parts_.columns > 16) add_rows<1, 6>(v + kTileWords), beside();
+        if (parts_.columns > 32) add_rows<2, 6>(v + 2 * kTileWords), beside();
+        if (parts_.columns > 48) add_rows<3, 6>(v + 3 * kTileWords), beside();
+      }
+      drop_tile<6>();
+    } else if constexpr (kSums == Sums::kNear) {
+      const bool two = step.keys > kChunk;
+      load_tile<4>(p, 64), load_tile<5>(p + 2 * kScores, 64);
+      if (two) load_tile<6>(p + kTileWords, 64), load_tile<7>(p + 2 * kScores + kTileWords, 64);
+      float *before = nullptr, *sums = sums_;
+      for (const Word* v = values; v < values + parts_.chunk; before = sums, sums += kTileFloats, v += kTileWords) {
+        stream_tile<2>(v);
+        begin_values<0>(before, step, sums);
+        add_product<0, 2, 4>();
+        begin_values<1>(before, step, sums);
+        add_product<1, 2, 5>();
+        drop_tile<2>();
+        beside();
+        if (two) {
+          stream_tile<3>(v + parts_.chunk);
+          add_product<0, 3, 6>();
+          add_product<1, 3, 7>();
+          drop_tile<3>();
           beside();
         }
       }
-      drop_tile<6>();
+      store_values<0>(before), store_values<1>(before);
+      drop_tile<4>(), drop_tile<5>(), drop_tile<6>(), drop_tile<7>();
     } else {
       float *before = nullptr, *sums = sums_;
       for (int e = 0; e < parts_.columns; e += 32, before = sums, sums += 2 * kTileFloats) {
@@ -206,6 +238,7 @@ class TurnedProducts {
           add_product<1, 4, 7>();
           drop_tile<4>();
           if (c == 0) store_values<2>(before), store_values<3>(before);
+          beside();
           if (two) {
             stream_tile<5>(v + kTileWords);
             if (c == 0) begin_values<2>(nullptr, step, sums);
@@ -277,10 +310,10 @@ class TurnedProducts {
     drop_tile<kTile>();
   }
   // Products with rows of keys or values, which are in one piece.
-  template <int kSums, int kRight>
+  template <int kTile, int kRight>
   RINGSPAN_INLINE static void add_rows(const Word* rows) {
     stream_tile<7>(rows);
-    add_product<kSums, 7, kRight>();
+    add_product<kTile, 7, kRight>();
     drop_tile<7>();
   }
   // Tiles of two times 16 columns, and two groups.

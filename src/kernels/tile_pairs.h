@@ -52,8 +52,8 @@ RINGSPAN_INLINE __m512i upper_words() { return _mm512_set1_epi32(static_cast<int
 RINGSPAN_INLINE __m512 low_half(__m512i words) { return _mm512_castsi512_ps(_mm512_slli_epi32(words, 16)); }
 RINGSPAN_INLINE __m512 high_half(__m512i words) { return _mm512_castsi512_ps(_mm512_and_si512(words, upper_words())); }
 // The upper words of two vectors side by side, and the lower ones.
-RINGSPAN_INLINE __m512i upper_of(__m512i even, __m512i odd) {
-  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(even, 16), odd, upper_words(), 0xf8);  // a | (b & c)
+RINGSPAN_INLINE __m512i upper_of(__m512i even, __m512i odd, __m512i upper = upper_words()) {
+  return _mm512_ternarylogic_epi32(_mm512_srli_epi32(even, 16), odd, upper, 0xf8);  // a | (b & c)
 }
 RINGSPAN_INLINE __m512i lower_of(__m512i even, __m512i odd) {
   return _mm512_ternarylogic_epi32(_mm512_slli_epi32(odd, 16), even, upper_words(), 0xf4);  // a | (b & ~c)
