@@ -39,7 +39,7 @@ TEST_P(AttendTest, SizesAroundTiles) {
 }
 
 TEST_P(AttendTest, HeadDimensions) {
-  for (const int d : {1, 3, 16, 31, 64, 80, 96, 112, 128, 160, 192, 200, 255, 256}) {
+  for (const int d : {1, 3, 16, 31, 64, 80, 96, 112, 128, 160, 192, 200, 224, 255, 256}) {
     for (const int d_v : {d, 257 - d}) {
       Spec s = spec(33, 130, d);
       s.head_dim_v = d_v;
@@ -59,6 +59,21 @@ TEST_P(AttendTest, LongRows) {
     const std::vector<Part> parts{world.whole(-kUnbounded, s.n_k - s.n_q)};
     run_kernel(kernel(), world, parts, 2);
     expect_forward(world, parts, "head_dim " + std::to_string(d));
+  }
+}
+
+// Two keys of which one is a score of 0 to 1 below the other: lse is log(1 + e^-score), for scores that have every fraction
+// of an exponent.
+TEST_P(AttendTest, FractionsOfAnExponent) {
+  constexpr std::int64_t kQueries = 256;  // as many multiples of 1/256, which every dtype holds
+  World world(spec(kQueries, 2, 1));
+  for (std::int64_t row = 0; row < kQueries; ++row) world.q.set(0, row, 0, 0, static_cast<double>(row) / kQueries);
+  world.k.set(0, 0, 0, 0, 0.0), world.k.set(0, 1, 0, 0, -1.0);
+  const std::vector<Part> parts{world.whole(-kUnbounded, kUnbounded)};
+  run_kernel(kernel(), world, parts);
+  for (std::int64_t row = 0; row < kQueries; ++row) {
+    const double lse = world.m.get(0, row, 0, 0) + std::log(world.l.get(0, row, 0, 0));
+    ASSERT_NEAR(lse, std::log1p(std::exp(-static_cast<double>(row) / kQueries)), 1e-6) << "score " << row << " / 256";
   }
 }
 
