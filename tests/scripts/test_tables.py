@@ -1,6 +1,7 @@
 """The tables of the pages of performance are those of the results that bench/results keeps, and bench/cpu/tables loses none."""
 
 import itertools
+import re
 import shutil
 import unittest
 
@@ -38,6 +39,21 @@ class Tables(InFolder):
                     done = self.tables(page, [RESULTS / f"{name}.json" for name in order], ranks and RESULTS / f"{ranks}.json")
                     self.assertEqual(done.returncode, 0, done.stderr)
                     self.assert_page_stays(page)  # else write the page again, or name its results in PAGES
+
+    def test_summaries_have_the_means_of_their_pages(self):
+        summary = (ROOT / "docs/performance.md").read_text(encoding="utf-8").splitlines()
+        readme = (ROOT / "README.md").read_text(encoding="utf-8").split("\n## How fast\n")[1].split("\n## ")[0].splitlines()
+        for page in PAGES:
+            with self.subTest(page):
+                text = (ROOT / f"docs/{page}.md").read_text(encoding="utf-8")
+                means = dict(re.findall(r"^\| (\w+ \w+\d) \| ([\d.]+) \|", text.split("<!-- begin means -->")[1].split("<!-- end means -->")[0], re.M))
+                forward, backward = ([means[f"{direction} {dtype}"] for dtype in ("float32", "bfloat16", "float16")] for direction in ("forward", "backward"))
+                place = "(this page)" if page == "performance" else f"({page}.md)"
+                (row,) = (line for line in summary if line.startswith("| ") and place in line.split("|")[1])
+                self.assertEqual(row.strip("| ").split(" | ")[1:], forward + backward)
+                (row,) = (line for line in readme if line.startswith("| ") and f"(docs/{page}.md)" in line.split("|")[1])
+                shown = [(f, b if float(b) < 10 else f"{float(b):.0f}") for f, b in zip(forward, backward)]
+                self.assertEqual(row.strip("| ").split(" | ")[1:], [f"{f} · {b}" for f, b in shown])
 
     def test_a_part_without_data_is_not_emptied(self):
         self.assert_refused(self.tables("performance", [LONG], RANKS), "'cases'", LONG)
