@@ -77,6 +77,15 @@ TEST_P(AttendTest, FractionsOfAnExponent) {
   }
 }
 
+// A kernel may flush them meanwhile.
+TEST_P(AttendTest, LeavesDenormalNumbersToTheCaller) {
+  World world(spec(70, 130));
+  run_kernel(kernel(), world, {world.whole(-kUnbounded, kUnbounded)});
+  volatile float small = 1e-38F;
+  small = small * 0.125F;
+  EXPECT_GT(small, 0.0F);
+}
+
 TEST_P(AttendTest, MaskedKeysHaveNoInfluence) {
   // Each query sees a band of keys; all others, also those in the same tiles, hold NaN or infinities for that query.
   struct Case {
