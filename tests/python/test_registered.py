@@ -74,7 +74,7 @@ def test_compile_with_integers_that_change(name):
 
     def call(x, n):
         options = {
-            "window": dict(window=(n, 0)), "memory_budget": dict(memory_budget=n << 20), "dropout_seed": dict(dropout_p=0.5, dropout_seed=n),
+            "window": dict(window=(n, 0)), "memory_budget": dict(memory_budget=n << 24), "dropout_seed": dict(dropout_p=0.5, dropout_seed=n),
             "lengths": dict(lengths=[n, n]), "a length": dict(window=(x.shape[1] // 2, 0)),
         }  # fmt: skip
         return rt.attention(x, x, x, **options.get(name, {name: n}))
